@@ -42,7 +42,7 @@ from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.layer_weights import with_head
 from penstock.weights.store import WeightStore
 from penstock.weights.streamer import LayerStreamer
-from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
+from penstock.weights.tensors import ModelTensors, UnitLayout, beside_shared
 from penstock.weights.tiers.readers import StoreReader
 from penstock.weights.tiers.use_counts import UseCounts
 
@@ -165,7 +165,7 @@ def plan_model(
     hardware = lane.describe(hardware or capacities())
     size = kept_uses.learned(footprint(opened.spec, tensors, kv_layout), _kept_uses(opened, cache_folder)[1])
     if shares_ends:
-        embedding, head = UnitLayout.of(_own(tensors.embedding)), UnitLayout.of(_own(tensors.head))
+        embedding, head = (UnitLayout.of(beside_shared(end)) for end in (tensors.embedding, tensors.head))
         size = replace(size, embedding_bytes=embedding.num_bytes, head_bytes=head.num_bytes)
     longest = context(size, config)
     activation_bytes = _measure_activations(opened, kernels, config, kv_layout, longest, lane)
@@ -247,11 +247,6 @@ def begin_reading(
         uses_file,
     )
     return LoadedModel(model, plan, resolved, _predict(plan, size, hardware, resolved))
-
-
-def _own(end: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The tensors of embedding or head beside the matrix that a second model shares."""
-    return tuple(tensor for tensor in end if tensor.name not in SharedEnds._fields)
 
 
 def _tell_who_computes(spec: ModelSpec, is_invariant: bool) -> None:
@@ -356,7 +351,7 @@ def _begin_reading(
     layers are on their way; all work of the processor is done while they arrive."""
     spec, tensors = opened.spec, opened.store.tensors
     ends = (tensors.embedding, tensors.head)
-    embedding_there, head_there = map(reader.begin, ends if shared is None else map(_own, ends))
+    embedding_there, head_there = map(reader.begin, ends if shared is None else map(beside_shared, ends))
     lane.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
     streamer = LayerStreamer(tensors, reader, lane, plan.tiers, uses)
     undo.callback(streamer.close)

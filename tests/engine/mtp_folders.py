@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from test_families import dequantized
-from tiny_models import MODELS, SMALL, VOCAB_SIZE, build
+from tiny_models import MODELS, SMALL, build
 from torch import Tensor
 
 from conftest import save_byte_tokenizer
@@ -66,12 +66,10 @@ class PlainHead:
         return (out[0] if isinstance(out, tuple) else out).view(size, -1)
 
 
-def save_with_head(name: str, folder: Path, has_tokenizer: bool = True) -> PlainHead:
-    """A model of MODELS, of NUM_LAYERS layers and a head behind them."""
-    sizes: dict[str, Any] = {"num_hidden_layers": NUM_LAYERS + 1}
-    if has_tokenizer:
-        save_byte_tokenizer(folder)
-        sizes["vocab_size"] = 278
+def save_with_head(name: str, folder: Path, **sizes: Any) -> PlainHead:
+    """A model of MODELS, of NUM_LAYERS layers and a head behind them, with a tokenizer."""
+    save_byte_tokenizer(folder)
+    sizes = {"num_hidden_layers": NUM_LAYERS + 1, "vocab_size": 278} | sizes
     model = dequantized(build(name, folder, **sizes), folder)
     generator, width = torch.Generator().manual_seed(5), MODELS[name][1]["hidden_size"]
     parts = {
@@ -92,6 +90,3 @@ def save_with_head(name: str, folder: Path, has_tokenizer: bool = True) -> Plain
     config.pop("mlp_layer_types", None)
     (folder / "config.json").write_text(json.dumps(config))
     return PlainHead(model, parts | {"eh_proj": quantize(parts["eh_proj"]).dequantize()})
-
-
-__all__ = ["NUM_LAYERS", "VOCAB_SIZE", "PlainHead", "save_with_head"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +11,20 @@ from penstock.config import EngineConfig
 from penstock.drafters.draft_model import NUM_KV_TOKENS, config_beside, machine_beside
 from penstock.drafters.mtp_drafter import MAX_WAITING, MTPDrafter
 from penstock.errors import CapacityError, ConfigError
+from penstock.generation.drafting.choice import LEAST_GAIN
+from penstock.generation.drafting.expectation import assumed_head, expected
 from penstock.loader import Model, PlannedModel, SharedEnds, begin_reading, plan_model
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.host_lane import HostLane
 from penstock.memory.lane import gpu_trouble
-from penstock.memory.planning.budgets import Budgets
 from penstock.memory.planning.cost import predict_step
-from penstock.memory.planning.plan import gib
+from penstock.memory.planning.plan import MemoryPlan, gib
+from penstock.memory.planning.planner import plan_memory
 from penstock.model.registry import OpenModel, open_mtp_head, read_spec
+from penstock.model.shapes import footprint
+from penstock.spec import ExpertFootprint, ModelFootprint
 from penstock.weights.checkpoints.hub import find_model
+from penstock.weights.store import planned_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +48,11 @@ class PlannedMTP:
         cache_folder: Path | None = None,
     ) -> PlannedMTP | None:
         """The head of a model, by the model's name. None if config.mtp is "auto" and there is none, or none
-        that can guess: see _trouble(). Raises ConfigError and CapacityError if it is "on", and what
+        that can guess (_trouble()) or pays. Raises ConfigError and CapacityError if it is "on", and what
         Engine.load() raises."""
         folder = find_model(model, revision, offline, allow_pickle=config.allow_pickle)
-        opened = open_mtp_head(folder, config.group_size, config.allow_pickle, config.model_impl)
+        group_size = config.group_size if config.weights != "int4" else None
+        opened = open_mtp_head(folder, group_size, config.allow_pickle, config.model_impl)
         try:
             if trouble := _trouble(opened, config):
                 raise ConfigError(f"{model} has no guesses by multi-token prediction: {trouble}")
@@ -64,16 +71,35 @@ class PlannedMTP:
             if opened is not None:
                 opened.store.close()
             raise
-        if config.mtp == "auto" and not found.is_timed:
+        if config.mtp == "auto" and not found.pays(config):
             found.close()
             return None
         return found
 
-    @property
-    def is_timed(self) -> bool:
-        """Whether it is known how long a guess takes. Otherwise there are no guesses."""
+    def pays(self, config: EngineConfig) -> bool:
+        """Whether one sequence should get more tokens per second than from the model with all of the memory.
+        Not where rates were not measured, since there are no guesses then."""
+        opened, hardware = self._planned.opened, self._planned.hardware
+        family, spec = read_spec(opened.store.checkpoint.config, config.model_impl)
+        tensors = planned_tensors(
+            family.model_tensors(spec), opened.store.checkpoint.config, config.weights, config.group_size
+        )
+        size = footprint(spec, tensors, spec.kv_layout(config.kv_dtype))
+        plain_s = _step_s(size, hardware, config)(1)
+        if plain_s <= 0:
+            return False
+        try:
+            left, machine = self.leave(config, hardware)
+            assert machine is not None
+            predict_s = _step_s(size, machine, left)
+        except CapacityError:  # the model needs the memory
+            return False
+        found = expected(assumed_head(self._level_s), 1, predict_s, config)
+        return found.num_guesses > 0 and found.tokens_per_s * plain_s > LEAST_GAIN
+
+    def _level_s(self, num_places: int) -> float:
         _, _, config, _, _, hardware, size, plan = self._planned
-        return predict_step(plan, size, hardware, config, 1, 1).seconds > 0
+        return predict_step(plan, size, hardware, config, num_places, num_places).seconds
 
     def leave(
         self, config: EngineConfig, hardware: HardwareProfile | None
@@ -107,6 +133,12 @@ class PlannedMTP:
             )
 
 
+def _step_s(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> Callable[[int], float]:
+    """Seconds of a step of the model, by its tokens; the memory of activations is an estimate."""
+    plan = plan_memory(size, hardware, config)
+    return lambda num_tokens: predict_step(plan, size, hardware, config, num_tokens, num_tokens).seconds
+
+
 def _trouble(opened: OpenModel | None, config: EngineConfig) -> str:
     """Why a head can't guess, and what to do; empty if it can."""
     if opened is None:
@@ -123,15 +155,20 @@ def _plan(opened: OpenModel, config: EngineConfig, hardware: HardwareProfile | N
     own = own_config(config, opened.spec.max_position_embeddings)
     planned = plan_model(opened, own, HostLane(), hardware, shares_ends=True)
     num_layers = read_spec(opened.store.checkpoint.config, config.model_impl)[1].num_layers
-    plan, experts = planned.plan, planned.size.experts
-    if experts.count:
-        fair = Budgets(planned.hardware, own).host // (num_layers + 1) // experts.num_bytes
-        least = min(2 * experts.count_per_token, experts.count)
-        if (excess := plan.num_expert_slots - max(least, fair)) > 0:
-            budget = plan.host_used_bytes - excess * plan.expert_slot_bytes
-            own = replace(own, host_memory_bytes=budget)
-            planned = plan_model(opened, own, HostLane(), hardware, shares_ends=True)
-    return planned
+    budget = fair_budget(planned.plan, planned.size.experts, num_layers)
+    if budget is None:
+        return planned
+    return plan_model(opened, replace(own, host_memory_bytes=budget), HostLane(), hardware, shares_ends=True)
+
+
+def fair_budget(plan: MemoryPlan, experts: ExpertFootprint, num_layers: int) -> int | None:
+    """The budget with which a head's experts have a layer's share of the memory that `plan` has, and at least
+    room for two tokens. None if they have no more in that plan."""
+    if not experts.count:
+        return None
+    fair = plan.host_budget_bytes // (num_layers + 1) // experts.num_bytes
+    excess = plan.num_expert_slots - max(fair, min(2 * experts.count_per_token, experts.count))
+    return plan.host_used_bytes - excess * plan.expert_slot_bytes if excess > 0 else None
 
 
 def own_config(config: EngineConfig, num_positions: int) -> EngineConfig:

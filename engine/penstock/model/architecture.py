@@ -48,9 +48,9 @@ class Architecture(ABC):
         return False
 
     @classmethod
-    def mtp_spec(cls, spec: ModelSpec, names: Collection[str]) -> ModelSpec | None:
+    def mtp_spec(cls, spec: ModelSpec, names: Collection[str] | None) -> ModelSpec | None:
         """The head of multi-token prediction that a checkpoint with tensors of these names holds, as a model
-        of one layer; None if there is none."""
+        of one layer; None if there is none. Without names: that config.json tells of."""
         return None
 
     @classmethod

@@ -268,12 +268,18 @@ def open_model(
     weights: WeightBits = "int8",
     keeps_planes: bool = True,
     model_impl: ModelImpl = "auto",
+    keeps_mtp: bool = False,
 ) -> OpenModel:
     """`group_size`, `allow_pickle`, `weights` and `model_impl` are those of EngineConfig; WeightStore() tells
-    of `keeps_planes`. Raises a kind of CheckpointError if the files are wrong."""
+    of `keeps_planes`, and ModelTensors of a head that `keeps_mtp` keeps. Raises a kind of CheckpointError if
+    the files are wrong."""
     checkpoint, family, spec = _read_folder(folder, allow_pickle, model_impl)
     checkpoint = family.separate(checkpoint, spec)
     tensors = family.model_tensors(spec)
+    if keeps_mtp:
+        size = group_size if weights != "int4" else None
+        head = _open_head(checkpoint, family, spec, size)
+        tensors = replace(tensors, mtp=None if head is None else head.store.tensors)
     store = WeightStore(checkpoint, tensors, ignore_unexpected, group_size, weights, keeps_planes)
     _tell_how_it_is_read(store)
     return OpenModel(family, spec, store)
@@ -288,9 +294,18 @@ def open_mtp_head(
     if model_impl == "transformers" or not _may_have_head(folder):
         return None
     checkpoint, family, spec = _read_folder(folder, allow_pickle, model_impl)
+    found = _open_head(checkpoint, family, spec, group_size)
+    if found is None:
+        checkpoint.close()
+    return found
+
+
+def _open_head(
+    checkpoint: Checkpoint, family: type[Family], spec: ModelSpec, group_size: int | None
+) -> OpenModel | None:
+    """The head of an open checkpoint."""
     own = family.mtp_spec(spec, checkpoint.entries)
     if own is None:
-        checkpoint.close()
         return None
     checkpoint = family.separate(checkpoint, own)
     # The other tensors are the model's.

@@ -69,6 +69,7 @@ def open_source(settings: Settings) -> OpenModel:
         settings.weights,
         keeps_planes=False,
         model_impl=settings.model_impl,
+        keeps_mtp=True,
     )
 
 

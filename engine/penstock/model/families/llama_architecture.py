@@ -197,12 +197,12 @@ class LlamaArchitecture(Family):
         return cls.mtp_head(spec) is not None
 
     @classmethod
-    def mtp_spec(cls, spec: ModelSpec, names: Collection[str]) -> ModelSpec | None:
-        """The head of a checkpoint whose tensors have these `names`, as a model of one layer. None if there
-        is none."""
+    def mtp_spec(cls, spec: ModelSpec, names: Collection[str] | None) -> ModelSpec | None:
         assert isinstance(spec, LlamaSpec)
         head = cls.mtp_head(spec)
-        return None if head is None or f"{head.projection}.weight" not in names else cls._as_head(spec, head)
+        if head is None or (names is not None and f"{head.projection}.weight" not in names):
+            return None
+        return cls._as_head(spec, head)
 
     @classmethod
     def _as_head(cls, spec: LlamaSpec, head: MTPHead) -> LlamaSpec:
