@@ -95,6 +95,8 @@ class Asking:
         seconds = self.seconds + self._model.seconds(len(places))
         if not self._asked:
             seconds += self._backlog_s()
+        elif seconds > step.allowance_s:
+            return False
         return step.rate(choice.num_right + hope, num_guesses, seconds) > choice.rate
 
     def _backlog_s(self) -> float:
