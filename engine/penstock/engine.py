@@ -142,7 +142,8 @@ class Engine:
 
         report_progress(loaded, total) is called after each layer that stays in memory; it may raise to end
         the loading. load() returns when all these layers are in memory. If not `is_patient`, it returns at
-        once, and the first step computes each layer as it arrives. `tokenizer` replaces the folder's own.
+        once, and the first step computes each layer as it arrives. `tokenizer` replaces the folder's own; a
+        draft model keeps its own, with which it is compared.
         `hardware` holds measured rates; without it only the free memory is looked up. `cache_folder` keeps
         kernels that are compiled for a GPU. `drafter` guesses tokens ahead, in place of what
         config.speculation says: guesses change how many steps an answer takes, and nothing else. Raises kinds
@@ -153,7 +154,7 @@ class Engine:
             draft_model: DraftModel | MTPDrafter | None = None
             head = None
             if config.draft_model is not None and config.speculation != "off":
-                draft_model = DraftModel.load(config.draft_model, config, offline, hardware, tokenizer)
+                draft_model = DraftModel.load(config.draft_model, config, offline, hardware)
                 undo.callback(draft_model.close)
                 config, hardware = draft_model.leave(config, hardware)
             elif config.mtp != "off" and config.speculation != "off":
