@@ -11,7 +11,9 @@ from penstock.config import EngineConfig, ResolvedConfig
 from penstock.drafters.draft_model import DraftModel, check_spec
 from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.drafters.mtp_plan import PlannedMTP
+from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
 from penstock.errors import CheckpointError
+from penstock.generation.drafting.asking import Guesser
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.executor import Cancelled
@@ -85,8 +87,8 @@ class Engine:
         """Engine.load() makes the parts from a model's name. `predict` says how long a step of (num_tokens,
         num_sampled) should take by what was measured of the hardware."""
         self.model = model
-        #: What guesses for this model with weights of its own: a small model, or the head that came with it.
-        self.draft_model = draft_model
+        #: What guesses for this model: a small model, the head that came with it, or its own upper planes.
+        self.draft_model: DraftModel | MTPDrafter | PlanesDrafter | None = draft_model
         self.plan = plan
         self.config = config
         self.spec, self.tokenizer = model.spec, model.tokenizer
@@ -111,14 +113,18 @@ class Engine:
         self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs)
         self.metrics = self.meter.metrics
         states = StatePool(plan.num_state_slots, plan.num_state_sequences)
+        blocks = BlockManager(plan.num_kv_blocks, config.block_size, config.enable_prefix_caching, states)
+        if config.draft_with_planes:
+            check_planes(model, plan)
+            self.draft_model = PlanesDrafter(model, blocks, config.max_num_seqs, predict)
         self.scheduler = Scheduler(
-            BlockManager(plan.num_kv_blocks, config.block_size, config.enable_prefix_caching, states),
+            blocks,
             config.max_num_seqs,
             config.max_num_batched_tokens,
             config.step_time_target_s or 0.0,
             self.meter.predict_s,
             model.spec.rope,
-            drafter or _drafter(config, self.meter, draft_model),
+            drafter or _drafter(config, self.meter, self.draft_model),
         )
         frame = PromptFrame.of(model.spec)
         self.requests = RequestTable(self.scheduler, self.tokenizer, self.grammars, self.max_model_len, frame)
@@ -157,7 +163,7 @@ class Engine:
                 draft_model = DraftModel.load(config.draft_model, config, offline, hardware)
                 undo.callback(draft_model.close)
                 config, hardware = draft_model.leave(config, hardware)
-            elif config.mtp != "off" and config.speculation != "off":
+            elif config.mtp != "off" and config.speculation != "off" and not config.draft_with_planes:
                 head = PlannedMTP.find(model, config, offline, revision, hardware)
                 if head is not None:
                     undo.callback(head.close)
@@ -276,6 +282,6 @@ class Engine:
         return list(completions.values())
 
 
-def _drafter(config: EngineConfig, meter: StepMeter, draft_model: DraftModel | MTPDrafter | None) -> Drafter:
+def _drafter(config: EngineConfig, meter: StepMeter, draft_model: Guesser | None) -> Drafter:
     """Guesses pay only where the time of a step is known before."""
     return NO_DRAFTS if config.speculation == "off" else Speculation(meter.known_s, draft_model, config)

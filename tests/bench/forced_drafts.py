@@ -85,6 +85,9 @@ class Forced:
         self.drafting_s += time.perf_counter() - began
         return [self._said(place) for place, _ in zip(places, drawn, strict=True)]
 
+    def finish(self) -> None:
+        self.model.finish()
+
     def _said(self, place: Place) -> list[tuple[int, float]]:
         """Tokens that nobody chooses, and perhaps the right one among them."""
         if place.node < 0:

@@ -236,6 +236,14 @@ class DraftModel:
         found = iter(self._candidates([twin for twin in twins if twin is not None]))
         return [next(found) if twin is not None else [] for twin in twins]
 
+    def finish(self) -> None:
+        """Guesses stay: those that come true need not be computed again."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the host's memory that are its own."""
+        return self.plan.host_used_bytes
+
     def close(self) -> None:
         self.model.close()
 

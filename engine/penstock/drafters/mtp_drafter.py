@@ -137,6 +137,14 @@ class MTPDrafter:
             if len(twin.waiting) > most:
                 self._begin_at(twin, twin.end - most, twin.waiting[len(twin.waiting) - most :].clone())
 
+    def finish(self) -> None:
+        """Guesses stay until the next step has hidden states in their place."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the host's memory that are its own."""
+        return self.plan.host_used_bytes
+
     def close(self) -> None:
         self.head.close()
 

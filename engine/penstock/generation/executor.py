@@ -73,6 +73,12 @@ class Executor:
         """The weights of embedding and head."""
         return self._embedding, self._head
 
+    def beside(self, streamer: LayerSource) -> Executor:
+        """The same model with the same keys and values, whose layers come from elsewhere."""
+        return Executor(
+            self._family, self._embedding, self._head, streamer, self._kv_cache, self._max_rows, self._places
+        )
+
     @torch.inference_mode()
     def forward(
         self,

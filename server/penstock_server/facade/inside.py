@@ -101,7 +101,7 @@ def served_plan_of(engine: Engine) -> ServedPlanBody:
     return ServedPlanBody(
         **dict(plan_body(engine.plan)),
         step=step,
-        draft_model_bytes=0 if engine.draft_model is None else engine.draft_model.plan.host_used_bytes,
+        draft_model_bytes=0 if engine.draft_model is None else engine.draft_model.num_bytes,
         drafting=_drafting(engine),
         model_impl=model.spec.implementation,
         is_batch_invariant=model.is_invariant,

@@ -217,7 +217,8 @@ class Settings:
     speculative_config: SpeculativeConfig | None = setting(
         "engine",
         'the same as a JSON object of vLLM\'s, such as {"method": "draft_model", "model": "FOLDER", '
-        '"num_speculative_tokens": 8}: method draft_model, mtp (the head that came with the model), or ngram '
+        '"num_speculative_tokens": 8}: method draft_model, mtp (the head that came with the model), '
+        "planes (the upper planes of its own weights, with --weights planes), or ngram "
         "or suffix, which need no model; "
         "num_speculative_tokens is the most guesses of a sequence in a step (default: 32); prompt_lookup_min "
         "and prompt_lookup_max are tokens that have to be the same, and that are compared",

@@ -199,7 +199,8 @@ def test_the_plan_and_its_step(make_client: MakeClient, model: FakeModel) -> Non
 def test_the_plan_says_what_guesses_should_bring(make_client: MakeClient, model: FakeModel) -> None:
     model.meter.known_s = lambda num_tokens: 1 + 0.01 * num_tokens
     model.draft_model = SimpleNamespace(
-        plan=MEMORY_PLAN, assumed=assumed_model(10**9, lambda num_places: 0.01 * num_places)
+        num_bytes=MEMORY_PLAN.host_used_bytes,
+        assumed=assumed_model(10**9, lambda num_places: 0.01 * num_places),
     )
     told = make_client(FakeAsyncEngine(model=model)).get("/v1/plan").json()
     assert told["draft_model_bytes"] == MEMORY_PLAN.host_used_bytes

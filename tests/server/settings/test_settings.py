@@ -13,6 +13,8 @@ from penstock_server.settings.settings import Settings
 from penstock_server.settings.sources import add_flags, make_settings
 from penstock_server.settings.speculative_config import SpeculativeConfig
 
+OF_SPECULATIVE_CONFIG = ("max_guesses", "prompt_lookup_min", "prompt_lookup_max", "draft_with_planes")
+
 
 def settings_of(*flags: str, **environ: str) -> Settings:
     parser = argparse.ArgumentParser()
@@ -85,7 +87,7 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
     for field in dataclasses.fields(EngineConfig):
         if field.name in ("num_kv_tokens", "kv_cache_share"):  # other ways to say kv_cache_bytes
             continue
-        if field.name in ("max_guesses", "prompt_lookup_min", "prompt_lookup_max"):  # speculative_config
+        if field.name in OF_SPECULATIVE_CONFIG:
             continue
         assert getattr(changed, field.name) != getattr(EngineConfig(), field.name), field.name
 
@@ -108,6 +110,7 @@ def test_speculative_config_reaches_the_engine() -> None:
     assert config('{"method": "suffix", "quantization": null}') == EngineConfig()
     assert config('{"method": "mtp", "num_speculative_tokens": 2}') == EngineConfig(mtp="on", max_guesses=2)
     assert config('{"method": "deepseek_mtp"}') == EngineConfig(mtp="on")
+    assert config('{"method": "planes"}') == EngineConfig(draft_with_planes=True)
     with pytest.raises(ConfigError, match="--mtp off has no head"):
         config('{"method": "mtp"}', "--mtp", "off")
     with pytest.raises(ConfigError, match="leave --speculative-config out"):
