@@ -19,7 +19,7 @@ LEVELS: list[set[str]] = [
     {"penstock.model"},
     {"penstock.generation", "penstock.unquantized", "penstock.calibration"},
     {"penstock.loader", "penstock.measure", "penstock.calibrate"},
-    {"penstock.draft_model"},
+    {"penstock.drafters"},
     {"penstock.engine", "penstock.request_stream"},
     {"penstock.engine_thread"},
     {"penstock.async_engine", "penstock.evaluate"},

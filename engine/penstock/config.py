@@ -21,6 +21,7 @@ ModelImpl = Literal["auto", "penstock", "transformers"]
 SpeculationMode = Literal["auto", "off"]
 Runner = Literal["auto", "generate", "pooling"]
 PoolingChoice = Literal["auto", "cls", "last", "mean"]
+MTPMode = Literal["auto", "on", "off"]
 
 
 #: The values that parameters of a KernelTuning may have.
@@ -156,6 +157,11 @@ class EngineConfig:
     #: A small model (a folder, a .gguf file or a hub repository) that guesses, too. It stays in the host's
     #: memory, within the budget, and has the same vocabulary.
     draft_model: str | None = None
+    #: A head of multi-token prediction that came with the model guesses, too: where it can and there is no
+    #: draft model ("auto"), "on" (refused where it can't), or "off". It takes memory within the budget.
+    mtp: MTPMode = "auto"
+    #: The upper planes of the model's own weights guess (weights "planes"), where they all stay in memory.
+    draft_with_planes: bool = False
     #: Most guesses of one sequence in a step.
     max_guesses: int = 32
     #: A text is looked up where it has stood before: where at least so many tokens at its end are the same.
@@ -191,6 +197,7 @@ class EngineConfig:
             ("speculation", SpeculationMode),
             ("runner", Runner),
             ("pooling", PoolingChoice),
+            ("mtp", MTPMode),
         ):
             if getattr(self, name) not in get_args(choices):
                 raise ConfigError(
@@ -206,6 +213,16 @@ class EngineConfig:
         if self.kernel_tuning is not None and self.kernels in ("torch", "reference"):
             raise ConfigError(
                 f"kernel_tuning is for native kernels, and the kernels are {self.kernels!r}; leave one out"
+            )
+        if self.mtp == "on" and (self.draft_model is not None or self.speculation == "off"):
+            other = "speculation is off" if self.draft_model is None else "a draft model guesses"
+            raise ConfigError(f"mtp is 'on', and {other}; leave one of the two out")
+        if self.draft_with_planes and (
+            self.mtp == "on" or self.draft_model is not None or self.speculation == "off"
+        ):
+            raise ConfigError(
+                "draft_with_planes has the model's upper planes guess; leave out a draft model, mtp 'on' and "
+                "speculation 'off'"
             )
         sizes = (self.kv_cache_bytes, self.num_kv_tokens, self.kv_cache_share)
         if sum(size is not None for size in sizes) > 1:

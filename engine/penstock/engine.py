@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
-from penstock.draft_model import DraftModel, check_spec
+from penstock.drafters.draft_model import DraftModel, check_spec
+from penstock.drafters.mtp_drafter import MTPDrafter
+from penstock.drafters.mtp_plan import PlannedMTP
+from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
 from penstock.errors import CheckpointError, UnsupportedModel
+from penstock.generation.drafting.asking import Guesser
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.executor import Cancelled
@@ -86,13 +90,13 @@ class Engine:
         config: ResolvedConfig,
         predict: Predict,
         drafter: Drafter | None = None,
-        draft_model: DraftModel | None = None,
+        draft_model: DraftModel | MTPDrafter | None = None,
     ) -> None:
         """Engine.load() makes the parts from a model's name. `predict` says how long a step of (num_tokens,
         num_sampled) should take by what was measured of the hardware."""
         self.model = model
-        #: A small model that guesses for this one, if there is one.
-        self.draft_model = draft_model
+        #: What guesses for this model: a small model, the head that came with it, or its own upper planes.
+        self.draft_model: DraftModel | MTPDrafter | PlanesDrafter | None = draft_model
         self.plan = plan
         self.config = config
         self.spec, self.tokenizer = model.spec, model.tokenizer
@@ -126,14 +130,18 @@ class Engine:
         self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs)
         self.metrics = self.meter.metrics
         states = StatePool(plan.num_state_slots, plan.num_state_sequences)
+        blocks = BlockManager(plan.num_kv_blocks, config.block_size, config.enable_prefix_caching, states)
+        if config.draft_with_planes:
+            check_planes(model, plan)
+            self.draft_model = PlanesDrafter(model, blocks, config.max_num_seqs, predict)
         self.scheduler = Scheduler(
-            BlockManager(plan.num_kv_blocks, config.block_size, config.enable_prefix_caching, states),
+            blocks,
             config.max_num_seqs,
             config.max_num_batched_tokens,
             config.step_time_target_s or 0.0,
             self.meter.predict_s,
             model.spec.rope,
-            NO_DRAFTS if model.pooling else drafter or _drafter(config, self.meter, draft_model),
+            NO_DRAFTS if model.pooling else drafter or _drafter(config, self.meter, self.draft_model),
         )
         frame = PromptFrame.of(model.spec, model.pooling)
         self.requests = RequestTable(self.scheduler, self.tokenizer, self.grammars, self.max_model_len, frame)
@@ -157,7 +165,8 @@ class Engine:
 
         report_progress(loaded, total) is called after each layer that stays in memory; it may raise to end
         the loading. load() returns when all these layers are in memory. If not `is_patient`, it returns at
-        once, and the first step computes each layer as it arrives. `tokenizer` replaces the folder's own.
+        once, and the first step computes each layer as it arrives. `tokenizer` replaces the folder's own; a
+        draft model keeps its own, with which it is compared.
         `hardware` holds measured rates; without it only the free memory is looked up. `cache_folder` keeps
         kernels that are compiled for a GPU. `drafter` guesses tokens ahead, in place of what
         config.speculation says: guesses change how many steps an answer takes, and nothing else. Raises kinds
@@ -165,14 +174,23 @@ class Engine:
         """
         config = config or EngineConfig()
         with contextlib.ExitStack() as undo:
-            draft_model = None
+            draft_model: DraftModel | MTPDrafter | None = None
+            head = None
             if config.draft_model is not None and config.speculation != "off":
-                draft_model = DraftModel.load(config.draft_model, config, offline, hardware, tokenizer)
+                draft_model = DraftModel.load(config.draft_model, config, offline, hardware)
                 undo.callback(draft_model.close)
                 config, hardware = draft_model.leave(config, hardware)
+            elif config.mtp != "off" and config.speculation != "off" and not config.draft_with_planes:
+                head = PlannedMTP.find(model, config, offline, revision, hardware)
+                if head is not None:
+                    undo.callback(head.close)
+                    config, hardware = head.leave(config, hardware)
             loaded = load_model(model, config, offline, revision, tokenizer, hardware, cache_folder)
             undo.callback(loaded.model.close)
-            if draft_model is not None:
+            if head is not None:
+                draft_model = head.begin(loaded.model)
+                undo.callback(draft_model.close)
+            elif isinstance(draft_model, DraftModel):
                 check_spec(loaded.model.spec, "have a draft model")
                 draft_model.share_vocabulary(loaded.model.tokenizer, loaded.model.spec.vocab_size)
             engine = cls(loaded.model, loaded.plan, loaded.config, loaded.predict, drafter, draft_model)
@@ -250,7 +268,11 @@ class Engine:
             return []
         try:
             inputs = ModelInputs.of(batch, self.config.block_size)
-            logits = self.executor.forward(inputs, self.requests.start(batch, aborted))
+            is_cancelled, head = self.requests.start(batch, aborted), self.draft_model
+            if isinstance(head, MTPDrafter):
+                logits = self.executor.forward(inputs, is_cancelled, head.listen(batch))
+            else:
+                logits = self.executor.forward(inputs, is_cancelled)
             chosen = self.sampler.sample(logits, batch)
         except Cancelled:
             self.scheduler.rollback(batch)
@@ -304,6 +326,6 @@ class Engine:
         return list(completions.values())
 
 
-def _drafter(config: EngineConfig, meter: StepMeter, draft_model: DraftModel | None) -> Drafter:
+def _drafter(config: EngineConfig, meter: StepMeter, draft_model: Guesser | None) -> Drafter:
     """Guesses pay only where the time of a step is known before."""
     return NO_DRAFTS if config.speculation == "off" else Speculation(meter.known_s, draft_model, config)
