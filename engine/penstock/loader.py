@@ -25,7 +25,9 @@ from penstock.memory.hardware import (
     num_physical_cores,
 )
 from penstock.memory.kv_cache import KVCache
+from penstock.memory.kv_disk.kv_store import NUM_BUFFERS
 from penstock.memory.lane import Lane, find_lane
+from penstock.memory.pages import round_up
 from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
 from penstock.memory.planning.planner import USUAL_TOKENS, context, plan_memory
@@ -145,6 +147,7 @@ def assemble(
         tensors = opened.store.tensors
         _require(kernels, opened.spec, tensors, kv_layout)
         hardware = lane.describe(hardware or capacities())
+        config, hardware = _beside_disk(config, hardware, opened.spec, kv_layout)
         uses_file, uses = _kept_uses(opened, cache_folder)
         size = kept_uses.learned(footprint(opened.spec, tensors, kv_layout), uses)
         activation_bytes = _measure_activations(
@@ -189,6 +192,19 @@ def assemble(
         uses_file,
     )
     return LoadedModel(model, plan, resolved, _predict(plan, size, hardware, resolved))
+
+
+def _beside_disk(
+    config: EngineConfig, hardware: HardwareProfile, spec: ModelSpec, kv_layout: KVLayout
+) -> tuple[EngineConfig, HardwareProfile]:
+    """A config and a machine with the host memory that the threads leave which write and read keys and values
+    on disk."""
+    if config.kv_disk is None:
+        return config, hardware
+    num_bytes = NUM_BUFFERS * round_up(config.block_size * spec.kv_bytes_per_token(kv_layout))
+    if config.host_memory_bytes is not None:
+        return replace(config, host_memory_bytes=max(1, config.host_memory_bytes - num_bytes)), hardware
+    return config, replace(hardware, free_ram_bytes=max(0, hardware.free_ram_bytes - num_bytes))
 
 
 def _tell_who_computes(spec: ModelSpec, is_invariant: bool) -> None:

@@ -68,6 +68,11 @@ class Executor:
         """The model's code."""
         return self._family
 
+    @property
+    def kv_cache(self) -> KVCache:
+        """The keys and values."""
+        return self._kv_cache
+
     @torch.inference_mode()
     def forward(
         self,
