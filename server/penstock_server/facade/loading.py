@@ -114,10 +114,12 @@ def convert_with_checksums(
     target: Path,
     report_progress: Callable[[int, int], None],
     rounding: Rounding | None = None,
+    begun: Checksums | None = None,
 ) -> tuple[ConversionReport, list[str]]:
-    """convert(), and the SHA-256 of the source's files as lines of text if the files are pickles. Raises as
-    convert() does."""
-    with closing(Checksums(store.checkpoint.pickles)) as checksums:
+    """convert(), and the SHA-256 of the source's files as lines of text if the files are pickles. `begun` are
+    taken if they are of these files. Raises as convert() does."""
+    files = store.checkpoint.pickles
+    with closing(begun if begun and begun.files == files else Checksums(files)) as checksums:
         done = convert(store, target, report_progress, rounding)
         return done, lines(checksums.wait())
 
