@@ -142,7 +142,7 @@ class Shelf:
             record = self._order.next_out
         return None if record is None else record.last_used_s
 
-    def keys(self) -> list[bytes]:
+    def all_keys(self) -> list[bytes]:
         """Of all blocks."""
         with self._lock:
             return [record.key for record in self._order]
