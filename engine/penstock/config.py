@@ -128,6 +128,10 @@ class EngineConfig:
     step_time_target_s: float | None = None
     #: Keep computed keys and values, while there is room, for later prompts that begin with the same tokens.
     enable_prefix_caching: bool = True
+    #: A folder for keys and values that outlive the engine's memory, and the engine. None: nothing is kept.
+    kv_disk: str | None = None
+    #: The most bytes of keys and values there, of all models together. None: 16 GiB.
+    kv_disk_bytes: int | None = None
     #: Layers that stay in memory; the others are read in each sweep. None: as many as fit.
     num_resident_layers: int | None = None
     #: Threads for arithmetic. None: the physical cores this process may use.
@@ -231,6 +235,10 @@ class EngineConfig:
             )
         if self.kv_cache_share is not None and not 0 < self.kv_cache_share < 1:
             raise ConfigError(f"kv_cache_share is {self.kv_cache_share}; it must be between 0 and 1")
+        if self.kv_disk_bytes is not None and self.kv_disk is None:
+            raise ConfigError("kv_disk_bytes says how much a folder may hold: name the folder (kv_disk)")
+        if self.kv_disk is not None and not self.enable_prefix_caching:
+            raise ConfigError("kv_disk keeps what the prefix cache finds: enable_prefix_caching must be on")
         if self.group_size not in (None, *GROUP_SIZES):
             raise ConfigError(f"group_size is {self.group_size}; choose one of {GROUP_SIZES}, or none")
         # The native attention kernel works on 16 keys at a time.
@@ -240,6 +248,7 @@ class EngineConfig:
             ("host_memory_bytes", 1),
             ("device_memory_bytes", 1),
             ("kv_cache_bytes", 1),
+            ("kv_disk_bytes", 1),
             ("num_kv_tokens", 1),
             ("state_bytes", 1),
             ("max_model_len", 2),

@@ -37,8 +37,10 @@ from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import FinishReason
 from penstock.generation.step_meter import StepMeter
+from penstock.kv_disk.opening import open_kv_disk
 from penstock.loader import Model, load_model
 from penstock.memory.hardware import HardwareProfile
+from penstock.memory.kv_disk.kv_store import KVStore
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.text.prompt_forms import PromptForms
@@ -91,6 +93,7 @@ class Engine:
         predict: Predict,
         drafter: Drafter | None = None,
         draft_model: DraftModel | MTPDrafter | None = None,
+        kv_disk: KVStore | None = None,
     ) -> None:
         """Engine.load() makes the parts from a model's name. `predict` says how long a step of (num_tokens,
         num_sampled) should take by what was measured of the hardware."""
@@ -129,8 +132,9 @@ class Engine:
         self.forms = PromptForms(model.tokenizer, model.spec.has_encoder)
         self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs)
         self.metrics = self.meter.metrics
-        states = StatePool(plan.num_state_slots, plan.num_state_sequences)
-        blocks = BlockManager(plan.num_kv_blocks, config.block_size, config.enable_prefix_caching, states)
+        #: Keeps blocks of keys and values on disk, if the config asks for that.
+        self.kv_disk = kv_disk
+        blocks = self._block_manager(kv_disk)
         if config.draft_with_planes:
             check_planes(model, plan)
             self.draft_model = PlanesDrafter(model, blocks, config.max_num_seqs, predict)
@@ -143,8 +147,22 @@ class Engine:
             model.spec.rope,
             NO_DRAFTS if model.pooling else drafter or _drafter(config, self.meter, self.draft_model),
         )
+        if kv_disk is not None:
+            self.metrics.kv_disk = kv_disk.stats
+            kv_disk.is_idle = lambda: not self.has_work
         frame = PromptFrame.of(model.spec, model.pooling)
         self.requests = RequestTable(self.scheduler, self.tokenizer, self.grammars, self.max_model_len, frame)
+
+    def _block_manager(self, kv_disk: KVStore | None) -> BlockManager:
+        plan, config = self.plan, self.config
+        return BlockManager(
+            plan.num_kv_blocks,
+            config.block_size,
+            config.enable_prefix_caching,
+            StatePool(plan.num_state_slots, plan.num_state_sequences),
+            kv_disk,
+            lambda num_tokens: self.meter.prompt_s(num_tokens, config.max_num_batched_tokens),
+        )
 
     @classmethod
     def load(
@@ -193,7 +211,13 @@ class Engine:
             elif isinstance(draft_model, DraftModel):
                 check_spec(loaded.model.spec, "have a draft model")
                 draft_model.share_vocabulary(loaded.model.tokenizer, loaded.model.spec.vocab_size)
-            engine = cls(loaded.model, loaded.plan, loaded.config, loaded.predict, drafter, draft_model)
+            disk = None if hardware is None else hardware.disk
+            kv_disk = open_kv_disk(loaded.model, loaded.plan, loaded.config, disk)
+            if kv_disk is not None:
+                undo.callback(kv_disk.close)
+            engine = cls(
+                loaded.model, loaded.plan, loaded.config, loaded.predict, drafter, draft_model, kv_disk
+            )
             for name, adapter in config.adapters:
                 engine.adapters.load(name, adapter)
             undo.pop_all()
@@ -207,8 +231,11 @@ class Engine:
 
     def close(self) -> None:
         """Stop reading, close the files, and free a GPU's memory. Nothing can be computed afterwards. The
-        host's memory is freed when the engine object is gone."""
+        host's memory is freed when the engine object is gone. Keys and values that shall be kept on disk are
+        written before, which takes seconds at most."""
         self.grammars.close()
+        if self.kv_disk is not None:
+            self.kv_disk.close()
         self.model.close()
         if self.draft_model is not None:
             self.draft_model.close()
@@ -255,7 +282,8 @@ class Engine:
         return expired
 
     def step(self, aborted: Set[str] = frozenset()) -> list[RequestOutput]:
-        """Compute one sweep. Returns [] if nothing is pending.
+        """Compute one sweep. Returns [] if nothing is pending, and, after a moment, if all that is pending
+        waits for keys and values from disk.
 
         `aborted` may grow while the sweep runs (another thread adds request ids): once all requests of the
         step are in it, the sweep ends between two layers and nothing is delivered. A request that can't
@@ -265,6 +293,8 @@ class Engine:
         self.meter.begin()
         batch = self.scheduler.schedule()
         if not batch:
+            if self.kv_disk is not None and self.has_work:
+                self.kv_disk.wait()
             return []
         try:
             inputs = ModelInputs.of(batch, self.config.block_size)

@@ -26,7 +26,9 @@ from penstock.memory.hardware import (
     num_physical_cores,
 )
 from penstock.memory.kv_cache import KVCache
+from penstock.memory.kv_disk.kv_store import NUM_BUFFERS
 from penstock.memory.lane import Lane, find_lane
+from penstock.memory.pages import round_up
 from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
 from penstock.memory.planning.planner import USUAL_TOKENS, context, plan_memory
@@ -176,6 +178,7 @@ def plan_model(
     tensors = opened.store.tensors
     _require(kernels, opened.spec, tensors, kv_layout)
     hardware = lane.describe(hardware or capacities())
+    config, hardware = _beside_disk(config, hardware, opened.spec, kv_layout)
     size = kept_uses.learned(footprint(opened.spec, tensors, kv_layout), _kept_uses(opened, cache_folder)[1])
     if shares_ends:
         embedding, head = (UnitLayout.of(beside_shared(end)) for end in (tensors.embedding, tensors.head))
@@ -260,6 +263,19 @@ def begin_reading(
         uses_file,
     )
     return LoadedModel(model, plan, resolved, _predict(plan, size, hardware, resolved))
+
+
+def _beside_disk(
+    config: EngineConfig, hardware: HardwareProfile, spec: ModelSpec, kv_layout: KVLayout
+) -> tuple[EngineConfig, HardwareProfile]:
+    """A config and a machine with the host memory that the threads leave which write and read keys and values
+    on disk."""
+    if config.kv_disk is None:
+        return config, hardware
+    num_bytes = NUM_BUFFERS * round_up(config.block_size * spec.kv_bytes_per_token(kv_layout))
+    if config.host_memory_bytes is not None:
+        return replace(config, host_memory_bytes=max(1, config.host_memory_bytes - num_bytes)), hardware
+    return config, replace(hardware, free_ram_bytes=max(0, hardware.free_ram_bytes - num_bytes))
 
 
 def _tell_who_computes(spec: ModelSpec, is_invariant: bool) -> None:

@@ -79,6 +79,11 @@ class Executor:
             self._family, self._embedding, self._head, streamer, self._kv_cache, self._max_rows, self._places
         )
 
+    @property
+    def kv_cache(self) -> KVCache:
+        """The keys and values."""
+        return self._kv_cache
+
     @torch.inference_mode()
     def forward(
         self,

@@ -191,6 +191,22 @@ class Settings:
         metavar="SIZE",
         tell_field=lambda value: "kv_cache_share" if isinstance(value, float) else "kv_cache_bytes",
     )
+    kv_disk: str | None = engine_setting(
+        "kv_disk",
+        "a folder on a fast local disk for computed keys and values: prompts that begin alike are found "
+        "again after eviction, preemption and restart, where reading takes less time than computing; only "
+        "its owner can read it, since prompts can be recovered from it",
+        commands=GENERATING,
+        metavar="FOLDER",
+    )
+    kv_disk_size: int | None = engine_setting(
+        "kv_disk_bytes",
+        "the most that --kv-disk holds, of all models together, such as 50GiB; what was used least recently "
+        "gives way; default: 16GiB",
+        commands=GENERATING,
+        parse=parse_bytes,
+        metavar="SIZE",
+    )
     state_memory: int | None = engine_setting(
         "state_bytes",
         "memory for recurrent states, in models that have some (Qwen3-Next, LFM2, Granite 4), such as "

@@ -61,13 +61,14 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         device_memory=1,
         kv_cache_memory=1,
         state_memory=1,
+        kv_disk="kv",
+        kv_disk_size=1,
         block_size=32,
         max_model_len=2,
         max_num_seqs=3,
         max_queued_seqs=8,
         max_num_batched_tokens=4,
         step_time_target=0.5,
-        enable_prefix_caching=False,
         resident_layers=5,
         threads=6,
         kernels="native",
@@ -91,6 +92,9 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
     assert settings_of("m", "--kv-tokens", "7").engine_config().num_kv_tokens == 7
     assert settings_of("m", "--kv-cache-memory", "20%").engine_config().kv_cache_share == 0.2
     for field in dataclasses.fields(EngineConfig):
+        if field.name == "enable_prefix_caching":  # kv_disk needs it
+            assert not Settings(model="m", enable_prefix_caching=False).engine_config().enable_prefix_caching
+            continue
         if field.name in ("num_kv_tokens", "kv_cache_share"):  # other ways to say kv_cache_bytes
             continue
         if field.name in OF_SPECULATIVE_CONFIG:
