@@ -140,6 +140,8 @@ class FakeModel:
         self.plan = PLAN
         self.meter = SimpleNamespace(predict=lambda *numbers: UNKNOWN, known_s=lambda num_tokens: 0.0)
         self.draft_model = None
+        self.pooling = None
+        self.adapters = SimpleNamespace(by_name={})
         self.spec = model_spec()
         self.model = SimpleNamespace(is_invariant=True, spec=self.spec)
         self.default_sampling: dict[str, object] = {}

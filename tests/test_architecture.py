@@ -32,6 +32,7 @@ LEVELS: list[set[str]] = [
     {"penstock_server.middleware", "penstock_server.prompts"},
     {"penstock_server.answers"},
     {"penstock_server.routing"},
+    {"penstock_server.pooling_api"},
     {"penstock_server.anthropic_api", "penstock_server.ollama_api"},
     {"penstock_server.api"},
     {"penstock_server.commands", "penstock_server.serving"},

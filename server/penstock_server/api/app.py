@@ -24,6 +24,7 @@ from penstock_server.answers.responses_format import ResponseEvent
 from penstock_server.anthropic_api.errors import message_error
 from penstock_server.anthropic_api.message_bodies import MessageEvent
 from penstock_server.anthropic_api.messages import MessagesRoutes
+from penstock_server.api.adapters import AdapterRoutes
 from penstock_server.api.filling import FillRoutes
 from penstock_server.api.models import ModelRoutes
 from penstock_server.api.openai import OpenAIRoutes
@@ -43,8 +44,11 @@ from penstock_server.middleware.rate_limit import RateLimit
 from penstock_server.middleware.request_context import RequestContext
 from penstock_server.models.served_models import OneModel, ServedModels
 from penstock_server.ollama_api.catalog import CatalogRoutes
+from penstock_server.ollama_api.embedding import OllamaEmbeddingRoutes
 from penstock_server.ollama_api.errors import ollama_error
 from penstock_server.ollama_api.generating import OllamaRoutes
+from penstock_server.pooling_api.embeddings import EmbeddingRoutes
+from penstock_server.pooling_api.ranking import RankingRoutes
 from penstock_server.prompts.text_thread import TextThread
 from penstock_server.protocol.answer_bodies import ChatCompletionChunk
 from penstock_server.protocol.errors import ApiError, api_error, routing_error
@@ -85,6 +89,7 @@ def create_app(
     metrics = RequestMetrics(models)
     texts = TextThread()
     responder = Responder(settings, metrics)
+    ranking = RankingRoutes(models, settings, texts, responder)
     routers = (
         ModelRoutes(models).router(),
         OpenAIRoutes(models, settings, texts, responder).router(),
@@ -92,6 +97,9 @@ def create_app(
         FillRoutes(models, settings, texts, responder).router(),
         MessagesRoutes(models, settings, texts, responder).router(),
         TokenizationRoutes(models, settings, texts).router(),
+        EmbeddingRoutes(models, settings, texts, responder).router(),
+        ranking.router(),
+        *([AdapterRoutes(models).router()] if settings.allow_runtime_lora_updating else []),
     )
     endpoint = settings.otlp_traces_endpoint
     tracer = RequestTracer(endpoint, models.names[0]) if endpoint else None
@@ -117,8 +125,10 @@ def create_app(
         app.include_router(routes, prefix="/v1")
         app.include_router(routes, include_in_schema=False)
         paths += ["/v1" + route.path for route in routes.routes if isinstance(route, Route)]
+    app.include_router(ranking.cohere_router())
     for routes in (
         OllamaRoutes(models, settings, texts, responder).router(),
+        OllamaEmbeddingRoutes(models, settings, texts, responder).router(),
         CatalogRoutes(models).router(),
     ):
         app.include_router(routes, prefix=OLLAMA_PATH)

@@ -25,9 +25,13 @@ class ModelRoutes:
         return router
 
     async def list_models(self) -> ModelList:
-        """All names of all models. The route answers while a model loads, too."""
+        """All names of all models, and their adapters. The route answers while a model loads, too."""
         return ModelList(
-            data=[self._model(name, model) for model in self._models.models for name in model.names]
+            data=[
+                self._model(name, model)
+                for model in self._models.models
+                for name in (*model.names, *model.adapters)
+            ]
         )
 
     async def retrieve_model(self, model: str) -> Model:
@@ -38,10 +42,12 @@ class ModelRoutes:
         return Model(
             id=name,
             created=self._created,
-            root=model.name,
+            root=name if name in model.adapters else model.name,
+            parent=model.name if name in model.adapters else None,
             status=ModelStatus(value=model.state) if self._models.swaps else None,
             max_model_len=loaded.max_model_len if loaded else None,
             max_blanks=loaded.forms.max_blanks if loaded else None,
+            task=loaded.task if loaded else None,
             model_impl=loaded.model_impl if loaded else None,
             is_batch_invariant=loaded.is_batch_invariant if loaded else None,
         )

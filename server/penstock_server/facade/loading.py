@@ -15,6 +15,7 @@ from tqdm import tqdm
 from penstock import Engine
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.rates import is_measurable
+from penstock.model.pooling.find_pooling import PoolingWish
 from penstock.model.registry import OpenModel, open_model
 from penstock.weights.checkpoints.checksums import Checksums, lines
 from penstock.weights.checkpoints.hub import find_model
@@ -86,6 +87,7 @@ def open_source(settings: Settings) -> OpenModel:
         settings.weights,
         keeps_planes=False,
         model_impl=settings.model_impl,
+        wish=PoolingWish(settings.runner, settings.pooling, settings.score_tokens),
     )
 
 
@@ -134,10 +136,12 @@ def convert_with_checksums(
     target: Path,
     report_progress: Callable[[int, int], None],
     rounding: Rounding | None = None,
+    begun: Checksums | None = None,
 ) -> tuple[ConversionReport, list[str]]:
-    """convert(), and the SHA-256 of the source's files as lines of text if the files are pickles. Raises as
-    convert() does."""
-    with closing(Checksums(store.checkpoint.pickles)) as checksums:
+    """convert(), and the SHA-256 of the source's files as lines of text if the files are pickles. `begun` are
+    taken if they are of these files. Raises as convert() does."""
+    files = store.checkpoint.pickles
+    with closing(begun if begun and begun.files == files else Checksums(files)) as checksums:
         done = convert(store, target, report_progress, rounding)
         return done, lines(checksums.wait())
 

@@ -4,7 +4,8 @@ has it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Literal
 
 from penstock.errors import EngineDead
@@ -24,9 +25,11 @@ class PooledModel:
         *,
         engine: ServedEngine | None = None,
         aliases: tuple[str, ...] = (),
+        adapters: Collection[str] = (),
         is_pinned: bool = False,
     ) -> None:
         """names: for clients; answers have the first one. aliases: names that are known and not listed.
+        adapters: the names of those that the settings have, as long as the engine can't be asked.
         make(host_bytes, is_patient): an engine that is not started. engine: one that is there from the
         start."""
         self.names = names
@@ -46,14 +49,20 @@ class PooledModel:
         #: What the last load took until requests could begin.
         self.load_s: float | None = None
         self._aliases = aliases
+        self._adapters = adapters
         self._make = make
 
     @property
     def name(self) -> str:
         return self.names[0]
 
+    @property
+    def adapters(self) -> Collection[str]:
+        """The names of adapters, each of which is a name for the model with that adapter."""
+        return self.engine.loaded.adapters if self.engine is not None and self.is_ready else self._adapters
+
     def is_called(self, name: str) -> bool:
-        return name in self.names or name in self._aliases
+        return name in self.names or name in self._aliases or name in self.adapters
 
     @property
     def is_ready(self) -> bool:
@@ -96,8 +105,14 @@ class ModelInUse:
 
     @property
     def name(self) -> str:
-        """For answers."""
+        """Of the model without its adapter, as metrics have it; answers have the name in `model`."""
         return self.pooled.name
+
+    def call(self, name: str | None) -> None:
+        """The request calls the model so: an adapter's name chooses the adapter."""
+        adapter = None if name is None else self.engine.loaded.adapters.get(name)
+        own = self.name if adapter is None or name is None else name
+        self.model = replace(self.model, name=own, adapter=adapter)
 
     def close(self) -> None:
         """Idempotent."""

@@ -82,7 +82,13 @@ class OneModel(ServedModels):
     """Requests are refused while the model loads."""
 
     def __init__(self, engine: ServedEngine, settings: Settings) -> None:
-        model = PooledModel(settings.model_names, engine=engine, aliases=(settings.model,), is_pinned=True)
+        model = PooledModel(
+            settings.model_names,
+            engine=engine,
+            aliases=(settings.model,),
+            adapters=settings.adapters,
+            is_pinned=True,
+        )
         super().__init__((model,))
         self._engine = engine
 

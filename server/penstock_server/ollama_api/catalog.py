@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about models: /api/tags, /api/show, /api/ps, /api/version; and /api/embed."""
+"""What Ollama's clients ask about models: /api/tags, /api/show, /api/ps, /api/version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, ConfigDict
 
 from penstock_server.facade.model import ServedModel
 from penstock_server.models.pooled_model import PooledModel, engine_of
@@ -29,7 +28,6 @@ from penstock_server.ollama_api.bodies import (
 from penstock_server.ollama_api.errors import OllamaError
 from penstock_server.ollama_api.names import known_name
 from penstock_server.protocol.engine_bodies import ServedPlanBody
-from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.wire import Wire
 from penstock_server.routing.checks import known_model, require_json
 from penstock_server.routing.descriptions import errors_as
@@ -54,12 +52,6 @@ class ShowRequest(Wire):
     options: dict[str, Any] | None = None
 
 
-class EmbedRequest(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-    model: str
-
-
 class CatalogRoutes:
     def __init__(self, models: ServedModels) -> None:
         self._models = models
@@ -71,21 +63,19 @@ class CatalogRoutes:
         router.get("/tags")(self.tags)
         router.get("/ps")(self.running)
         router.post("/show", dependencies=[Depends(require_json)])(self.show)
-        for path in ("/embed", "/embeddings"):
-            router.post(path, dependencies=[Depends(require_json)])(self.embed)
         return router
 
     async def version(self) -> ApiVersion:
         return ApiVersion(version=API_VERSION)
 
     async def tags(self) -> ModelListing:
-        """All names of the models of which something is known."""
+        """All names of the models of which something is known, and their adapters."""
         return ModelListing(
             models=[
                 self._listed(name, model)
                 for model in self._models.models
                 if self._architecture(model) is not None
-                for name in model.names
+                for name in (*model.names, *model.adapters)
             ]
         )
 
@@ -134,12 +124,6 @@ class CatalogRoutes:
             modified_at=self._since,
         )
 
-    async def embed(self, body: EmbedRequest) -> None:
-        """400: there are no embeddings yet."""
-        known_model(self._models, known_name(body.model, self._models))
-        message = "This server has no embeddings; ask a model that is made for them elsewhere."
-        raise ApiError(400, message, code="unsupported_endpoint", param="model")
-
     def _listed(self, name: str, model: PooledModel) -> ListedModel:
         known_bytes = model.needs.weight_bytes if model.needs else None
         return ListedModel(
@@ -176,6 +160,8 @@ def _capabilities(model: ServedModel | None) -> list[str]:
     found = ["completion"]
     if model is None:
         return found
+    if model.pooling is not None:
+        return ["embedding"] if model.task == "embed" else []
     tokenizer = model.tokenizer
     if model.forms.max_blanks:
         found.append("insert")

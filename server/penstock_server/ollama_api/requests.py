@@ -106,9 +106,13 @@ class OllamaTool(Tool):
     items: Any = None
 
 
+def seconds_of(keep_alive: float | str | None) -> float | None:
+    """Raises ValueError for a text that is no duration."""
+    return None if keep_alive is None else parse_keep_alive(str(keep_alive))
+
+
 def _check_keep_alive(value: float | str | None) -> float | str | None:
-    if value is not None:
-        parse_keep_alive(str(value))
+    seconds_of(value)
     return value
 
 
@@ -144,7 +148,7 @@ class GeneratingRequest(Wire):
     @property
     def keep_alive_s(self) -> float | None:
         """Seconds; infinity for what is below 0. None: the server's setting."""
-        return None if self.keep_alive is None else parse_keep_alive(str(self.keep_alive))
+        return seconds_of(self.keep_alive)
 
     @property
     def fields(self) -> dict[str, Any]:

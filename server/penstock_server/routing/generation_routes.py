@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fastapi import Request
 
 from penstock_server.models.pooled_model import ModelInUse
 from penstock_server.models.served_models import ServedModels
 from penstock_server.prompts.text_thread import TextThread
+from penstock_server.protocol.errors import ApiError
 from penstock_server.routing.checks import use_model
 from penstock_server.routing.responder import Responder
 from penstock_server.settings.settings import Settings
+
+#: Why a model can't do what a route is for, by its task, and what could.
+NO_TEXT = {
+    "embed": "This model makes vectors of texts and writes none: ask /v1/embeddings.",
+    "score": "This model gives scores to pairs of texts and writes none: ask /v1/rerank or /v1/score.",
+}
+NO_POOLING = "This model is served to write text."
+MADE_FOR = {
+    "embed": "Vectors come from models that are made for them, such as BAAI/bge-m3 or "
+    "Qwen/Qwen3-Embedding-0.6B, and from a decoder that is served with --runner pooling.",
+    "score": "Scores come from models that are made for them, such as BAAI/bge-reranker-v2-m3 or "
+    "cross-encoder/ms-marco-MiniLM-L6-v2, and from Qwen3-Reranker with --score-tokens no,yes.",
+}
 
 
 class GenerationRoutes:
@@ -22,5 +38,24 @@ class GenerationRoutes:
         self._responder = responder
 
     async def _use(self, name: str | None, request: Request, keep_alive_s: float | None = None) -> ModelInUse:
-        """use_model()."""
-        return await use_model(self._models, name, request, keep_alive_s)
+        """The model that a request calls by `name`. Raises what use_model() raises, and 400 for a model that
+        writes no text."""
+        used = await use_model(self._models, name, request, keep_alive_s)
+        if used.model.pooling is not None:
+            raise ApiError(400, NO_TEXT[used.model.task], code="unsupported_endpoint", param="model")
+        return used
+
+    async def _use_pooling(
+        self,
+        name: str | None,
+        task: Literal["embed", "score"],
+        request: Request,
+        keep_alive_s: float | None = None,
+    ) -> ModelInUse:
+        """The model, if it is for vectors ("embed") or scores. Raises 400 for other models."""
+        used = await use_model(self._models, name, request, keep_alive_s)
+        if used.model.task != task:
+            reason = NO_POOLING if used.model.pooling is None else NO_TEXT[used.model.task]
+            message = f"{reason} {MADE_FOR[task]}"
+            raise ApiError(400, message, code="unsupported_endpoint", param="model")
+        return used

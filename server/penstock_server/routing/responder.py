@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
+from collections.abc import Sequence
 
 from fastapi import Request
 from starlette.responses import Response
@@ -12,6 +14,7 @@ from penstock_server.answers.answers import Answers
 from penstock_server.answers.formats import Format
 from penstock_server.answers.streaming import EventStream, unless_disconnected
 from penstock_server.models.pooled_model import ModelInUse
+from penstock_server.prompts.pooled_texts import PooledText
 from penstock_server.prompts.questions import Question
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.fill_bodies import FillRequest
@@ -22,6 +25,9 @@ from penstock_server.telemetry.metrics import RequestMetrics
 
 #: The most answers that one request may ask for, over all its prompts.
 MAX_ANSWERS = 1024
+
+#: Texts of one request whose vectors or scores are computed at a time.
+MAX_POOLED = 256
 
 #: The most prompt tokens that one request may have scored. A scored token with 20 likeliest tokens takes 3
 #: kB.
@@ -69,6 +75,7 @@ class Responder:
             tells_end_token=tells_end_token,
             use=question.use,
             arrival=used.asked_at,
+            adapter=question.adapter,
         )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None
@@ -81,6 +88,36 @@ class Responder:
         # event loop.
         content = await asyncio.to_thread(lambda: form.whole(answers).model_dump_json())
         return Response(content, media_type="application/json")
+
+    async def pool(
+        self,
+        used: ModelInUse,
+        request: Request,
+        texts: Sequence[PooledText],
+        priority: int | None = None,
+        cache_salt: str = "",
+    ) -> list[array[float]]:
+        """The vector or score of each text. A client's many texts are computed some at a time."""
+        found = []
+        priority = checked_priority(priority, self._settings)
+        size = max(1, min(MAX_POOLED, used.engine.loaded.max_requests))
+        for first in range(0, len(texts), size):
+            part = texts[first : first + size]
+            answers = Answers(
+                used.engine,
+                self._metrics.of(used.name),
+                [text.token_ids for text in part],
+                [SamplingParams(max_tokens=0)],
+                priority,
+                cache_salt,
+                pooling=[text.params for text in part],
+            )
+            try:
+                await unless_disconnected(request.receive, answers.finish())
+            finally:
+                answers.close()
+            found += [answer.pooled or array("f") for answer in answers]
+        return found
 
 
 def _check_scored(num_positions: int, params: SamplingParams) -> None:

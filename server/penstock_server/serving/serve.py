@@ -217,9 +217,17 @@ def address(host: str, port: int, is_https: bool = False) -> str:
 def greeting(settings: Settings, model: ServedModel, url: str, names: Sequence[str] = ()) -> str:
     """The text on stdout when the model is ready: the addresses, and a command to try. names: of the model,
     and then of those that requests load; empty: the settings'."""
-    if can_chat(model.tokenizer):
+    body: dict[str, Any]
+    if model.pooling is not None and model.pooling.is_score:
+        path, body = (
+            "rerank",
+            {"query": "What is a penstock?", "documents": ["A pipe to a turbine.", "A dog."]},
+        )
+    elif model.pooling is not None:
+        path, body = "embeddings", {"input": "A penstock is a pipe to a turbine."}
+    elif can_chat(model.tokenizer):
         path = "chat/completions"
-        body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]}
+        body = {"messages": [{"role": "user", "content": "Hello!"}]}
     elif model.forms.has_encoder and model.forms.max_blanks:
         path, body = "fill", {"prompt": "Penstock is a ____ for language models.", "max_tokens": 64}
     else:

@@ -58,9 +58,13 @@ def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
 def _add_flag(section: argparse._ArgumentGroup, field: dataclasses.Field[Any], command: str) -> None:
     info = field.metadata
     options: dict[str, Any] = {"help": flag_help(field).replace("%", "%%"), "default": argparse.SUPPRESS}
-    if field.name == "model" and command != "batch":  # batch has files as arguments, and --model
-        section.add_argument("model", nargs="*" if command == "serve" else "?", metavar="MODEL", **options)
-        return
+    if field.name == "model":
+        section.add_argument(
+            "model", nargs="*" if command == "serve" else "?", metavar=info["metavar"], **options
+        )
+        if command != "batch":
+            return
+        options["help"] = "the same as MODEL"
     flags = ["--" + field.name.replace("_", "-"), *info["aliases"]]
     if info["parse"] is parse_bool:
         options["action"] = argparse.BooleanOptionalAction

@@ -58,6 +58,14 @@ def parse_list(text: str) -> tuple[str, ...]:
     return words
 
 
+def parse_pair(text: str) -> tuple[str, ...]:
+    """Two words with a comma between them. Raises ValueError for anything else."""
+    words = tuple(word.strip() for word in text.split(","))
+    if len(words) != 2 or not all(words):
+        raise ValueError(f"{text!r} is no pair of words; write for example no,yes")
+    return words
+
+
 def parse_int(text: str) -> int:
     try:
         return int(text)
