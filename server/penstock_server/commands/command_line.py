@@ -199,6 +199,28 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def _add_pull(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, "pull")
+    parser.add_argument(
+        "--convert", action="store_true",
+        help="convert the model when it is here (--weights, --group-size); its name then means the converted "
+        "copy",
+    )  # fmt: skip
+    parser.add_argument(
+        "--delete-original", action="store_true", help="with --convert: keep the converted copy alone"
+    )
+
+
+def _add_list(parser: argparse.ArgumentParser) -> None:
+    _add_json(parser)
+    add_flags(parser, "list")
+
+
+def _add_rm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="+", metavar="NAME", help="a model as `penstock list` shows it")
+    add_flags(parser, "rm")
+
+
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_shape(parser, "a well-known model in place of MODEL")
     cards = ", ".join(card.name for card in CARDS)
@@ -354,6 +376,9 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "generate": ("continue a text in the terminal", _add_generate),
     "fill": ("fill in the blanks of a text in the terminal", _add_fill),
     "chat": ("talk to a model in the terminal", _add_chat),
+    "pull": ("fetch a model from the hub, to be served without a network", _add_pull),
+    "list": ("list the models that were fetched, with their sizes", _add_list),
+    "rm": ("delete models that were fetched", _add_rm),
     "convert": ("write a model as INT8 or INT4, laid out to be streamed", _add_convert),
     "plan": ("tell what would lie in which memory, and how fast a step would be", _add_plan),
     "hardware": ("measure this machine: memory, disk, arithmetic, GPU", _add_hardware),
