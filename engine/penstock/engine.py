@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
 from penstock.draft_model import DraftModel, check_spec
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, ConfigError
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.executor import Cancelled
@@ -168,6 +168,10 @@ class Engine:
                 config, hardware = draft_model.leave(config, hardware)
             loaded = load_model(model, config, offline, revision, tokenizer, hardware, cache_folder)
             undo.callback(loaded.model.close)
+            if draft_model is not None and loaded.model.pooling is not None:
+                raise ConfigError(
+                    "a model that makes vectors or scores guesses no tokens: leave draft_model out"
+                )
             if draft_model is not None:
                 check_spec(loaded.model.spec, "have a draft model")
                 draft_model.share_vocabulary(loaded.model.tokenizer, loaded.model.spec.vocab_size)
