@@ -27,10 +27,12 @@ LEVELS: list[set[str]] = [
     {"penstock_server"},  # its version alone
     {"penstock_server.settings", "penstock_server.protocol"},
     {"penstock_server.facade"},
+    {"penstock_server.models"},
     {"penstock_server.telemetry", "penstock_server.tools"},
     {"penstock_server.middleware", "penstock_server.prompts"},
     {"penstock_server.answers"},
     {"penstock_server.routing"},
+    {"penstock_server.pooling_api"},
     {"penstock_server.anthropic_api", "penstock_server.ollama_api"},
     {"penstock_server.api"},
     {"penstock_server.commands", "penstock_server.serving"},

@@ -23,7 +23,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from fakes import FakeAsyncEngine
+from fakes import FakeAsyncEngine, one_model
 from penstock.metrics import Traffic
 from penstock_server.api.app import create_app
 from penstock_server.commands.command_line import build_parser
@@ -288,7 +288,7 @@ def exported() -> dict[str, set[str]]:
     """The labels of each series that the server exports."""
     engine: Any = FakeAsyncEngine()
     engine.model.metrics.links = {"disk": Traffic()}
-    metrics = RequestMetrics("tiny", ServedEngine(engine))
+    metrics = RequestMetrics(one_model(engine))
     metrics.count_rejected("overloaded")
     metrics.http.observe({"type": "http", "method": "GET", "path": "/"}, 200, 1.0)
     found: dict[str, set[str]] = {}

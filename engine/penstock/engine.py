@@ -9,15 +9,21 @@ from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
 from penstock.draft_model import DraftModel, check_spec
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, UnsupportedModel
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.executor import Cancelled
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.model_inputs import ModelInputs
+from penstock.generation.pooler import Pooler
 from penstock.generation.prompt_frame import PromptFrame
-from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams, ValidRequest
+from penstock.generation.requests.generation_request import (
+    GenerationRequest,
+    PoolingParams,
+    SamplingParams,
+    ValidRequest,
+)
 from penstock.generation.requests.request import RequestOutput
 from penstock.generation.requests.request_limits import BeamRoom, RequestLimits
 from penstock.generation.requests.request_table import RequestTable
@@ -33,6 +39,8 @@ from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.text.prompt_forms import PromptForms
 from penstock.text.tokenizer import Tokenizer
+from penstock.weights.adapters.loaded_adapters import LoadedAdapters
+from penstock.weights.adapters.targets import Targets
 
 ReportProgress = Callable[[int, int], None]
 
@@ -93,8 +101,16 @@ class Engine:
         self.default_sampling = model.default_sampling
         #: Tokens of a prompt and its answer; the model's own soft prompt takes what is left.
         self.max_model_len = model.max_model_len - len(model.spec.soft_prompt)
-        self.sampler = Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids, model.spec.never_first)
+        #: How the model makes vectors or scores; None for a model that writes.
+        self.pooling = model.pooling
+        self.sampler: Sampler | Pooler = (
+            Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids, model.spec.never_first)
+            if model.pooling is None
+            else Pooler(model.pooling)
+        )
         self.grammars = GrammarCompiler(model.tokenizer, model.spec.vocab_size)
+        #: The adapters (LoRA) that requests may have.
+        self.adapters = LoadedAdapters(self._targets, config.adapter_bytes or 0)
         room = BeamRoom(config.max_num_seqs, plan.num_kv_blocks, config.block_size)
         self.limits = RequestLimits(
             model.spec,
@@ -103,6 +119,7 @@ class Engine:
             self.grammars,
             room,
             config.max_num_batched_tokens,
+            model.pooling,
         )
         #: How the model is asked to complete a text and to fill in blanks.
         self.forms = PromptForms(model.tokenizer, model.spec.has_encoder)
@@ -116,9 +133,9 @@ class Engine:
             config.step_time_target_s or 0.0,
             self.meter.predict_s,
             model.spec.rope,
-            drafter or _drafter(config, self.meter, draft_model),
+            NO_DRAFTS if model.pooling else drafter or _drafter(config, self.meter, draft_model),
         )
-        frame = PromptFrame.of(model.spec)
+        frame = PromptFrame.of(model.spec, model.pooling)
         self.requests = RequestTable(self.scheduler, self.tokenizer, self.grammars, self.max_model_len, frame)
 
     @classmethod
@@ -159,6 +176,8 @@ class Engine:
                 check_spec(loaded.model.spec, "have a draft model")
                 draft_model.share_vocabulary(loaded.model.tokenizer, loaded.model.spec.vocab_size)
             engine = cls(loaded.model, loaded.plan, loaded.config, loaded.predict, drafter, draft_model)
+            for name, adapter in config.adapters:
+                engine.adapters.load(name, adapter)
             undo.pop_all()
         if is_patient:
             try:
@@ -181,6 +200,15 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _targets(self) -> Targets:
+        """What adapters can change. Raises UnsupportedModel."""
+        if self.spec.implementation != "penstock":
+            raise UnsupportedModel(
+                f"adapters need a family of Penstock's own, and {self.spec.architecture} is computed by "
+                "transformers' modules: merge the adapter into the model with peft"
+            )
+        return Targets(self.model.store, self.executor.family.unadapted)
 
     @property
     def has_work(self) -> bool:
@@ -238,6 +266,22 @@ class Engine:
         self.meter.record(batch, chosen, outputs)
         self.meter.look_at(self.scheduler)
         return outputs
+
+    def pool(self, texts: list[list[int]], params: PoolingParams | None = None) -> list[list[float]]:
+        """The vector of each text (token ids), or the score of each pair, as [score], of a model that pools.
+        For scripts and tests. Raises what add() and step() raise, and RequestFailed."""
+        found: dict[str, list[float]] = {}
+        for index, text in enumerate(texts):
+            request = GenerationRequest(
+                text, SamplingParams(max_tokens=0), f"pool-{index}", pooling=params or PoolingParams()
+            )
+            self.add(request)
+        while self.has_work:
+            for output in self.step():
+                if output.error is not None:
+                    raise output.error
+                found[output.request_id] = list(output.pooled or ())
+        return [found[f"pool-{index}"] for index in range(len(texts))]
 
     def generate(
         self, prompts: list[list[int]], params: SamplingParams | Iterable[SamplingParams]

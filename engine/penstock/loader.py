@@ -30,11 +30,15 @@ from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
 from penstock.memory.planning.planner import USUAL_TOKENS, context, plan_memory
 from penstock.memory.pools import MemoryPool
+from penstock.model.pooling.find_pooling import wish_of
+from penstock.model.pooling.pooling_config import pooling_config
+from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.model.registry import OpenModel, open_model
 from penstock.model.shapes import footprint
 from penstock.model.through_transformers.family import ThroughTransformers
 from penstock.spec import KVLayout, ModelFootprint, ModelSpec, UnitKey
 from penstock.text.tokenizer import Tokenizer
+from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock.weights.checkpoints.checkpoint import read_json
 from penstock.weights.checkpoints.checksums import Checksums
 from penstock.weights.checkpoints.hub import find_model
@@ -69,6 +73,11 @@ class Model:
     #: Where the uses of experts are kept, if they are.
     uses_file: Path | None = None
 
+    @property
+    def pooling(self) -> PoolingSpec | None:
+        """How it makes vectors or scores; None for a model that writes."""
+        return self.executor.family.pooling
+
     def close(self) -> None:
         """Stop reading, close the files, and give back a GPU's memory and what was pinned. The host's memory
         is freed when this object and all views of its weights are gone. Keeps the uses of experts."""
@@ -100,6 +109,7 @@ def load_model(
     cache_folder: Path | None,
 ) -> LoadedModel:
     """Load a model by its name. Engine.load() describes the arguments and the errors."""
+    config = with_adapter_bytes(config)
     folder = find_model(model, revision, offline, allow_pickle=config.allow_pickle)
     opened = open_model(
         folder,
@@ -108,6 +118,7 @@ def load_model(
         config.allow_pickle,
         config.weights,
         model_impl=config.model_impl,
+        wish=wish_of(config),
     )
     if files := opened.store.checkpoint.pickles:
         Checksums(files, is_logged=True)
@@ -141,6 +152,8 @@ def assemble(
         if config.kernels in ("auto", "native") and lane.choice == "cpu" and hardware and hardware.kernels:
             config = replace(config, kernel_tuning=config.kernel_tuning or hardware.kernels.tuning)
         kernels, config = _kernels(config, lane, cache_folder, kernels)
+        if opened.pooling is not None:
+            config = pooling_config(config, opened.spec, opened.pooling)
         kv_layout = kv_layout or opened.spec.kv_layout(config.kv_dtype)
         tensors = opened.store.tensors
         _require(kernels, opened.spec, tensors, kv_layout)

@@ -123,9 +123,11 @@ class Executor:
         for stack in stacks:
             compute = self._family.layer_of(stack)
             with contextlib.closing(self._streamer.layers(stack)) as sweep:
-                for weights, index in zip(sweep, counter, strict=False):
+                for number, (weights, index) in enumerate(zip(sweep, counter, strict=False)):
                     if is_cancelled():
                         raise Cancelled
+                    if inputs.adapters is not None:
+                        weights = inputs.adapters.onto(weights, stack, number)
                     kv = self._kv[self._family.kv_layer(stack, index)]
                     hidden = compute(index, weights, hidden, kv, layout)
                     observe(index, hidden)

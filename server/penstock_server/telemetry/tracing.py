@@ -72,7 +72,7 @@ class RequestTracer:
         span.end(end)
 
     def _model(self, info: RequestInfo) -> dict[str, Any]:
-        return {"gen_ai.request.model": self._model_name} if info.answers else {}
+        return {"gen_ai.request.model": info.model or self._model_name} if info.answers else {}
 
     def close(self) -> None:
         """Sends the last spans. A collector that does not respond is waited for _CLOSE_TIMEOUT_S only."""
