@@ -141,7 +141,8 @@ def _plan(options: argparse.Namespace, settings: Settings) -> int:
         return architecture_table.run_architectures(settings)
     if options.table:
         return model_table.run_table(settings)
-    return plan_report.run_plan(settings, options.shape, options.card, options.price_per_hour, options.json)
+    other = plan_report.OtherMachine.of(options.card, options.processor)
+    return plan_report.run_plan(settings, options.shape, other, options.price_per_hour, options.json)
 
 
 def _hardware(options: argparse.Namespace, settings: Settings) -> int:

@@ -11,6 +11,7 @@ from textwrap import indent
 from typing import Any, NoReturn
 
 from penstock.memory.planning.cards import CARDS
+from penstock.memory.planning.processors import PROCESSORS
 from penstock.model.known_shapes import SHAPES
 from penstock_server import __version__
 from penstock_server.settings.sources import add_flags
@@ -227,6 +228,12 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--card", metavar="NAME", help=f"a well-known card in place of this machine's: {cards}"
     )
+    processors = ", ".join(processor.name for processor in PROCESSORS)
+    parser.add_argument(
+        "--processor", metavar="NAME",
+        help="a well-known processor in place of this machine's, and its RAM (another size may follow the "
+        f"name, as in 'M2 Pro 16GB'): {processors}",
+    )  # fmt: skip
     parser.add_argument(
         "--price-per-hour", type=_price, metavar="PRICE",
         help="what an hour of the machine costs: the plan then tells the price of a million tokens",
