@@ -26,16 +26,22 @@ from penstock.memory.hardware import (
     num_physical_cores,
 )
 from penstock.memory.kv_cache import KVCache
+from penstock.memory.kv_disk.kv_store import NUM_BUFFERS
 from penstock.memory.lane import Lane, find_lane
+from penstock.memory.pages import round_up
 from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
 from penstock.memory.planning.planner import USUAL_TOKENS, context, plan_memory
 from penstock.memory.pools import MemoryPool
+from penstock.model.pooling.find_pooling import wish_of
+from penstock.model.pooling.pooling_config import pooling_config
+from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.model.registry import OpenModel, open_model
 from penstock.model.shapes import footprint
 from penstock.model.through_transformers.family import ThroughTransformers
 from penstock.spec import KVLayout, ModelFootprint, ModelSpec, UnitKey
 from penstock.text.tokenizer import Tokenizer
+from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock.weights.checkpoints.checkpoint import read_json
 from penstock.weights.checkpoints.checksums import Checksums
 from penstock.weights.checkpoints.hub import find_model
@@ -70,6 +76,11 @@ class Model:
     #: Where the uses of experts are kept, if they are.
     uses_file: Path | None = None
 
+    @property
+    def pooling(self) -> PoolingSpec | None:
+        """How it makes vectors or scores; None for a model that writes."""
+        return self.executor.family.pooling
+
     def close(self) -> None:
         """Stop reading, close the files, and give back a GPU's memory and what was pinned. The host's memory
         is freed when this object and all views of its weights are gone. Keeps the uses of experts."""
@@ -101,6 +112,7 @@ def load_model(
     cache_folder: Path | None,
 ) -> LoadedModel:
     """Load a model by its name. Engine.load() describes the arguments and the errors."""
+    config = with_adapter_bytes(config)
     folder = find_model(model, revision, offline, allow_pickle=config.allow_pickle)
     opened = open_model(
         folder,
@@ -109,6 +121,7 @@ def load_model(
         config.allow_pickle,
         config.weights,
         model_impl=config.model_impl,
+        wish=wish_of(config),
     )
     if files := opened.store.checkpoint.pickles:
         Checksums(files, is_logged=True)
@@ -159,10 +172,13 @@ def plan_model(
     if config.kernels in ("auto", "native") and lane.choice == "cpu" and hardware and hardware.kernels:
         config = replace(config, kernel_tuning=config.kernel_tuning or hardware.kernels.tuning)
     kernels, config = _kernels(config, lane, cache_folder, kernels)
+    if opened.pooling is not None:
+        config = pooling_config(config, opened.spec, opened.pooling)
     kv_layout = kv_layout or opened.spec.kv_layout(config.kv_dtype)
     tensors = opened.store.tensors
     _require(kernels, opened.spec, tensors, kv_layout)
     hardware = lane.describe(hardware or capacities())
+    config, hardware = _beside_disk(config, hardware, opened.spec, kv_layout)
     size = kept_uses.learned(footprint(opened.spec, tensors, kv_layout), _kept_uses(opened, cache_folder)[1])
     if shares_ends:
         embedding, head = (UnitLayout.of(beside_shared(end)) for end in (tensors.embedding, tensors.head))
@@ -247,6 +263,19 @@ def begin_reading(
         uses_file,
     )
     return LoadedModel(model, plan, resolved, _predict(plan, size, hardware, resolved))
+
+
+def _beside_disk(
+    config: EngineConfig, hardware: HardwareProfile, spec: ModelSpec, kv_layout: KVLayout
+) -> tuple[EngineConfig, HardwareProfile]:
+    """A config and a machine with the host memory that the threads leave which write and read keys and values
+    on disk."""
+    if config.kv_disk is None:
+        return config, hardware
+    num_bytes = NUM_BUFFERS * round_up(config.block_size * spec.kv_bytes_per_token(kv_layout))
+    if config.host_memory_bytes is not None:
+        return replace(config, host_memory_bytes=max(1, config.host_memory_bytes - num_bytes)), hardware
+    return config, replace(hardware, free_ram_bytes=max(0, hardware.free_ram_bytes - num_bytes))
 
 
 def _tell_who_computes(spec: ModelSpec, is_invariant: bool) -> None:

@@ -79,6 +79,11 @@ class Executor:
             self._family, self._embedding, self._head, streamer, self._kv_cache, self._max_rows, self._places
         )
 
+    @property
+    def kv_cache(self) -> KVCache:
+        """The keys and values."""
+        return self._kv_cache
+
     @torch.inference_mode()
     def forward(
         self,
@@ -134,9 +139,11 @@ class Executor:
         for stack in stacks:
             compute = self._family.layer_of(stack)
             with contextlib.closing(self._streamer.layers(stack)) as sweep:
-                for weights, index in zip(sweep, counter, strict=False):
+                for number, (weights, index) in enumerate(zip(sweep, counter, strict=False)):
                     if is_cancelled():
                         raise Cancelled
+                    if inputs.adapters is not None:
+                        weights = inputs.adapters.onto(weights, stack, number)
                     kv = self._kv[self._family.kv_layer(stack, index)]
                     hidden = compute(index, weights, hidden, kv, layout)
                     observe(index, hidden)

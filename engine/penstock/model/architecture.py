@@ -31,6 +31,8 @@ class Architecture(ABC):
     optional_prefix: ClassVar[str] = "model."
     #: Regular expressions of tensors that a checkpoint may have and that nobody needs.
     unused_tensors: ClassVar[tuple[str, ...]] = ()
+    #: Matrices of layers by which Family.project() does not multiply, so that adapters can't change them.
+    unadapted: ClassVar[tuple[str, ...]] = ("kv_b",)
 
     @classmethod
     @abstractmethod

@@ -188,6 +188,8 @@ class ModelTensors:
     unused: tuple[str, ...] = ()
     #: Rows of the embedding's matrix that make logits where the head shares the matrix. None: all rows.
     num_outputs: int | None = None
+    #: The model makes logits. One that is made for vectors or scores has no matrix for them.
+    has_logits: bool = True
     #: The head of multi-token prediction that the checkpoint holds, as a model of one layer. A model has its
     #: head here where it is converted, since a converted folder keeps the head; whoever computes the head
     #: opens it apart.
@@ -254,13 +256,13 @@ class ModelTensors:
     @property
     def is_tied(self) -> bool:
         """Whether the embedding's matrix serves as the head's."""
-        return self.output_matrix not in self.head
+        return self.has_logits and self.output_matrix not in self.head
 
     @property
     def multiplied(self) -> tuple[TensorSpec, ...]:
         """The matrices by which tokens are multiplied: those of the units, and the one that makes logits."""
         inner = (tensor for unit in self.units for tensor in unit.tensors if tensor.is_matrix)
-        return *inner, self.output_matrix
+        return (*inner, self.output_matrix) if self.has_logits else tuple(inner)
 
     @property
     def group_size(self) -> int:

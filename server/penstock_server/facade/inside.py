@@ -61,6 +61,7 @@ def model_of(engine: Engine) -> ServedModel:
         hidden_size=engine.spec.hidden_size,
         model_impl=engine.spec.implementation,
         is_batch_invariant=engine.model.is_invariant,
+        pooling=engine.pooling,
     )
 
 

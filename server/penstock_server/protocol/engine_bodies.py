@@ -69,6 +69,8 @@ class PlanBody(Told):
     state_bytes: int
     num_state_slots: int
     num_state_sequences: int
+    #: Memory for adapters (LoRA), on the host.
+    adapter_bytes: int
 
 
 class ExpertDemandBody(Told):

@@ -7,6 +7,10 @@ export const CHINESE = {
   apiKey: "API 密钥",
   settings: "设置",
   machine: "机器的运行情况",
+  machineShort: "机器",
+  chooseModel: "模型",
+  attach: "添加文本文件",
+  attached: "已添加的文件",
   layersUnknown: "各层：尚不清楚",
   ledger: "内存分布",
   whatIsSent: "发送方式",
@@ -33,7 +37,7 @@ export const CHINESE = {
   ctrlEnterFills: "Ctrl+Enter 填空",
   escStops: "Esc 停止",
   stopped: "已停止。",
-  modelTokens: "{model} · {tokens}",
+  contextOf: "上下文 {tokens}",
   colours: "配色：{theme}。切换为{next}",
   system: "跟随系统",
   light: "浅色",
@@ -55,7 +59,13 @@ export const CHINESE = {
   importNoJson: "这个文件不是 JSON，不可能是 Penstock 导出的文件。",
   importNoExport: "这个文件不是 Penstock 导出的对话，没有导入任何内容。",
 
+  detach: "移除 {name}",
+  fileTooLong: "{name} 太长：最大 {most}。",
+  fileNoText: "{name} 不是 UTF-8 文本，无法添加。",
+
   // a chat
+  showAll: "显示全部",
+  showLess: "收起",
   you: "您",
   model: "模型",
   thoughts: "思考过程",
@@ -79,7 +89,7 @@ export const CHINESE = {
   codeIn: "{language} 代码",
   askModel: "问 {model} 一个问题吧。",
   ask: "问一个问题吧。",
-  demoHint: "演示模型只懂英语，会讲一些故事，知道一些常识，能做简单的加法。",
+  demoHint: "演示模型只懂英语，会讲一些故事，知道一些常识，能做简单的加法，也会调用请求中给出的工具。",
   ideaStory: "讲一个关于狐狸的故事。",
   ideaSum: "7 加 5 等于几？",
   ideaWho: "你是谁？",
@@ -176,6 +186,24 @@ export const CHINESE = {
   residentSummary: "共 {parts}；全部常驻，计算时无需读入。",
   shownSlower: "算一遍要 {time}，图中放慢了 {times} 倍。",
   layerOf: "第 {layer} 层，共 {total} 层",
+
+  // words that explain themselves; the first of each pair as it stands in the texts above and below
+  termFloor: "理论极限",
+  explainFloor:
+    "这台机器完成这一步所需的最短时间：按实测的磁盘和内存速率读完所需数据，或完成全部运算。100% 表示已经快到极限。",
+  termSweep: "一遍",
+  explainSweep: "依次经过模型的所有层。每算一遍，正在生成的每个回答都得到下一个（或几个）token。",
+  termStreamed: "读入",
+  explainStreamed: "内存放不下所有的层，所以每算一遍都要重新读取。",
+  termPinned: "锁页",
+  explainPinned: "显卡可以直接读取的内存。",
+  explainRate: "所有回答合计，每秒计算得到的 token 数。一个 token 是一个词或词的一部分。",
+  explainStep: "最近一步所用的时间，一步就是把所有层算一遍。横条上的标记是预计的时间。",
+  explainLink: "这条通路当前的传输速率，以及实测能达到的最高速率。",
+  explainExperts: "模型中只有部分 token 需要的部分。百分比是需要时已在内存中的比例。",
+  explainGuesses: "先猜出一些 token，再用一遍计算来核对。猜对了就省下几遍，猜错了也不会改变回答。",
+  explainKv: "模型为正在处理的文本保存的中间结果，这样不必为每个 token 重新读一遍文本。",
+  explainSequences: "正在计算的回答。",
 
   // the readings
   tokensPerSTitle: "token/秒",
