@@ -15,6 +15,7 @@ from penstock.memory.planning.processors import PROCESSORS
 from penstock.model.known_shapes import SHAPES
 from penstock_server import __version__
 from penstock_server.settings.sources import add_flags
+from penstock_server.settings.values import parse_bytes
 
 #: Tokens of a calibration text. More tokens improve the rounding little.
 CALIBRATION_TOKENS = 8192
@@ -308,6 +309,19 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "doctor")
 
 
+def _add_kv(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action", choices=("list", "verify", "prune"),
+        help="list: what lies there, by model; verify: read all blocks, and remove those that are damaged; "
+        "prune: remove what was used least recently, until --keep is left",
+    )  # fmt: skip
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of --kv-disk")
+    parser.add_argument(
+        "--keep", type=parse_bytes, metavar="SIZE", help="with prune: how much stays, such as 10GiB, or 0"
+    )
+    _add_json(parser)
+
+
 def _add_report(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
     add_flags(parser, "report")
@@ -393,4 +407,5 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "doctor": ("tell what slows this machine down, and what to do", _add_doctor),
     "report": ("tell what quantization costs, tensor by tensor", _add_report),
     "eval": ("measure perplexity, and the distance from the unquantized model", _add_eval),
+    "kv": ("list, verify and prune keys and values on disk (--kv-disk)", _add_kv),
 }
