@@ -88,8 +88,11 @@ class ModelInputs:
             if item.scored:  # position p has row len(input_ids) - start + p
                 first = len(input_ids) - start - 1
                 wanted_rows += range(first + item.scored.start, first + item.scored.stop)
+            if item.pooled is not None:
+                first = len(input_ids) - start
+                wanted_rows += range(first + item.pooled.start, first + item.pooled.stop)
             input_ids += sequence.token_ids[start:end]
-            if item.is_sampled:
+            if item.is_sampled and item.pooled is None:
                 wanted_rows += range(len(input_ids) - 1, len(input_ids) + item.drafts.num_nodes)
             input_ids += item.drafts.token_ids
             rows += _runs(item)

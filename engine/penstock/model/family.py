@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from penstock.errors import InvalidConfig
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, choose_kernels
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.architecture import Architecture
+from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.model.rope import RopeTable
 from penstock.spec import ModelSpec, RopeSpec
 from penstock.weights.checkpoints.formats import MALFORMED
@@ -36,6 +37,9 @@ class GivenRows(NamedTuple):
 class Family(Architecture):
     """One architecture, computed with one set of kernels. Each family of models is one subclass: the subclass
     overrides what is abstract here and in Architecture, and every method that the family does differently."""
+
+    #: How vectors or scores are made, in a PooledFamily. None: the model writes text.
+    pooling: ClassVar[PoolingSpec | None] = None
 
     def __init__(
         self, spec: ModelSpec, kernels: Kernels, max_model_len: int, device: torch.device | None = None

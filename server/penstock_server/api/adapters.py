@@ -10,11 +10,10 @@ from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.errors import CapacityError, CheckpointError, CheckpointNotFound, ConfigError
-from penstock_server.facade.engine import ServedEngine
+from penstock_server.models.served_models import ServedModels
 from penstock_server.protocol.errors import ApiError
-from penstock_server.routing.checks import ready_model, require_json
+from penstock_server.routing.checks import loaded_engine, require_json
 from penstock_server.routing.descriptions import ERRORS
-from penstock_server.settings.settings import Settings
 
 
 class AdapterToLoad(BaseModel):
@@ -39,9 +38,8 @@ class AdapterToUnload(BaseModel):
 
 
 class AdapterRoutes:
-    def __init__(self, engine: ServedEngine, settings: Settings) -> None:
-        self._engine = engine
-        self._settings = settings
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["adapters"], responses=ERRORS, dependencies=[Depends(require_json)])
@@ -51,9 +49,9 @@ class AdapterRoutes:
 
     async def load(self, body: AdapterToLoad) -> str:
         """Loads an adapter from a folder of the server's machine."""
-        ready_model(self._engine)
-        loaded, name = self._engine.loaded, body.lora_name
-        if name in (self._settings.model, *self._settings.model_names):
+        loaded, name = loaded_engine(self._models, None), body.lora_name
+        known = self._models.find(name)
+        if known is not None and name not in known.adapters:
             raise _taken(f"{name!r} is a name of the model; take another one.")
         try:
             await asyncio.to_thread(loaded.load_adapter, name, body.lora_path, replaces=body.load_inplace)
@@ -69,9 +67,8 @@ class AdapterRoutes:
 
     async def unload(self, body: AdapterToUnload) -> str:
         """Unloads an adapter. Requests that have it go on."""
-        ready_model(self._engine)
         try:
-            self._engine.loaded.unload_adapter(body.lora_name)
+            loaded_engine(self._models, None).unload_adapter(body.lora_name)
         except ConfigError as error:
             raise ApiError(404, str(error), code="adapter_not_found", param="lora_name") from error
         return f"Success: LoRA adapter '{body.lora_name}' removed successfully."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock import FormedPrompt, Grammar, PromptForms, Tokenizer
 
 if TYPE_CHECKING:
-    from penstock import Adapter, PromptEmbeds
+    from penstock import Adapter, PoolingSpec, PromptEmbeds
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,15 @@ class ServedModel:
     model_impl: str = "penstock"
     #: A request gets the same bits in any company.
     is_batch_invariant: bool = True
+    #: How the model makes vectors or scores; None for a model that writes.
+    pooling: PoolingSpec | None = None
+
+    @property
+    def task(self) -> str:
+        """What the model is for: "generate", "embed" or "score"."""
+        if self.pooling is None:
+            return "generate"
+        return "score" if self.pooling.is_score else "embed"
 
     def room(self, form: FormedPrompt | None = None) -> int:
         """The most tokens of a prompt and its answer together, if the prompt has this form."""
