@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.generation.requests.generation_request import (
         MAX_LOGPROBS,
         GenerationRequest,
+        PoolingParams,
         SamplingParams,
         ValidRequest,
         without_draws,
@@ -29,16 +30,20 @@ if TYPE_CHECKING:
     from penstock.generation.requests.prompt_embeds import PromptEmbeds
     from penstock.generation.requests.request import RequestOutput
     from penstock.generation.sequence import FinishReason
+    from penstock.model.pooling.pooling_spec import PoolingSpec
     from penstock.request_stream import RequestStream
     from penstock.text.chat import can_chat, render_chat
     from penstock.text.detokenizer import Detokenizer
+    from penstock.text.pairs import encode_pair
     from penstock.text.prompt_forms import BlankText, FormedPrompt, PromptForms
     from penstock.text.tokenizer import Tokenizer
+    from penstock.weights.adapters.adapter import Adapter
 
 __version__ = "0.1.0"
 
 #: Imported when they are asked for: torch takes a second, and `penstock --help` shall not wait for it.
 _HOMES = {
+    "Adapter": "penstock.weights.adapters.adapter",
     "AsyncEngine": "penstock.async_engine",
     "BeamParams": "penstock.generation.beam_search",
     "BlankText": "penstock.text.prompt_forms",
@@ -54,6 +59,8 @@ _HOMES = {
     "GenerationRequest": "penstock.generation.requests.generation_request",
     "Grammar": "penstock.generation.grammars.grammar",
     "MAX_LOGPROBS": "penstock.generation.requests.generation_request",
+    "PoolingParams": "penstock.generation.requests.generation_request",
+    "PoolingSpec": "penstock.model.pooling.pooling_spec",
     "PromptEmbeds": "penstock.generation.requests.prompt_embeds",
     "PromptForms": "penstock.text.prompt_forms",
     "RequestOutput": "penstock.generation.requests.request",
@@ -63,11 +70,13 @@ _HOMES = {
     "Tokenizer": "penstock.text.tokenizer",
     "ValidRequest": "penstock.generation.requests.generation_request",
     "can_chat": "penstock.text.chat",
+    "encode_pair": "penstock.text.pairs",
     "render_chat": "penstock.text.chat",
     "without_draws": "penstock.generation.requests.generation_request",
 }
 
 __all__ = [
+    "Adapter",
     "AsyncEngine",
     "BeamParams",
     "BlankText",
@@ -83,6 +92,8 @@ __all__ = [
     "GenerationRequest",
     "Grammar",
     "MAX_LOGPROBS",
+    "PoolingParams",
+    "PoolingSpec",
     "PromptEmbeds",
     "PromptForms",
     "RequestOutput",
@@ -92,6 +103,7 @@ __all__ = [
     "ValidRequest",
     "Tokenizer",
     "can_chat",
+    "encode_pair",
     "render_chat",
     "without_draws",
 ]

@@ -162,6 +162,9 @@ class ModelSpec:
     soft_prompt: tuple[int, ...] = ()
     #: Every token of a prompt sees the whole prompt. A step computes a prompt whole therefore.
     sees_prompt_both_ways: bool = False
+    #: What is added to the ids of a pair's second text, so that the embedding can tell the two texts. 0: it
+    #: does not.
+    second_text_ids: int = 0
     #: Tokens with which no answer begins.
     never_first: tuple[int, ...] = ()
     #: Per layer: the number of last tokens that a token attends to, itself included. 0: all tokens.

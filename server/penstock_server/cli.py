@@ -11,10 +11,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from penstock.errors import ConfigError, PenstockError
 from penstock_server.commands.command_line import CALIBRATION_TOKENS, build_parser
+from penstock_server.facade.source_checksums import begin_checksums
 from penstock_server.serving.listener import bind
 from penstock_server.settings.settings import Settings
 from penstock_server.settings.sources import make_settings
@@ -146,15 +148,18 @@ def _bench(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _convert(options: argparse.Namespace, settings: Settings) -> int:
-    from penstock_server.commands import converting
-
     if options.verify:
+        from penstock_server.commands import converting
+
         return converting.run_verify(Path(settings.model))
     if options.target is None:
         raise ConfigError("convert needs the folder to write: penstock convert MODEL OUT")
     text, num_tokens = (vars(options).get(name) for name in ("calibrate", "calibration_tokens"))
     num_tokens = CALIBRATION_TOKENS if num_tokens is None else num_tokens
-    return converting.run_convert(settings, options.target, text, num_tokens)
+    with closing(begin_checksums(settings)) as checksums:
+        from penstock_server.commands import converting
+
+        return converting.run_convert(settings, options.target, text, num_tokens, checksums)
 
 
 def _fill(options: argparse.Namespace, settings: Settings) -> int:

@@ -1,5 +1,6 @@
 """Both clients against a real server: `client` and `make_client` give first one, then the other."""
 
+import httpx2
 import pytest
 
 from penstock_client import (
@@ -305,3 +306,22 @@ def test_leaving_the_client_closes_its_connections(server):
     assert server.client_gone.wait(60.0)
     with pytest.raises(RuntimeError, match="closed"):
         client.models()
+
+
+def test_what_a_client_says_of_itself(make_client):
+    client = make_client("http://user:hidden@host:1/v1/", model="tiny", api_key="secret")
+    assert client.base_url == "http://user:hidden@host:1"
+    kind = type(client.client).__name__
+    assert repr(client.client) == f"{kind}('http://host:1', model='tiny')"
+
+
+def test_settings_that_can_not_be(make_client, tmp_path):
+    with pytest.raises(ValueError, match="ca_bundle"):
+        make_client("http://host", ca_bundle=tmp_path / "missing.pem")
+    with pytest.raises(ValueError, match="default_headers"):
+        make_client("http://host", default_headers={"X": "a\nb"})
+
+
+def test_a_given_http_client_has_no_batches():
+    with httpx2.Client() as http_client, pytest.raises(ValueError, match="AsyncClient"):
+        Client("http://host", http_client=http_client).batch(["a"])

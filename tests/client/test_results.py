@@ -6,7 +6,7 @@ import pydantic
 import pytest
 
 from penstock_client import chunks, results, server_info
-from penstock_client.errors import ProtocolError
+from penstock_client.errors import AnswerCutOff, ProtocolError
 from penstock_client.results import (
     ChatChoice,
     ChatCompletion,
@@ -83,8 +83,9 @@ def test_parse():
 def test_parse_of_what_is_no_json():
     with pytest.raises(ProtocolError, match="no JSON: 'Rex'"):
         chat_of("Rex").parse()
-    with pytest.raises(ProtocolError, match="max_tokens"):
+    with pytest.raises(AnswerCutOff, match="max_tokens") as caught:
         chat_of('{"name"', "length").parse()
+    assert caught.value.text == '{"name"' and not isinstance(caught.value, ProtocolError)
 
 
 def test_wrong_arguments_of_a_call():

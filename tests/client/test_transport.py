@@ -4,6 +4,9 @@ What needs a misbehaving server is tested with both clients in test_client.py.
 """
 
 import math
+import shutil
+import ssl
+import subprocess
 
 import httpx2
 import pytest
@@ -15,7 +18,7 @@ from penstock_client.transport import Transport, _RequestOptions, _translated
 from penstock_client.version import USER_AGENT
 
 from . import samples
-from .fake_server import Answer, Events, Hangup
+from .fake_server import Answer, Events, FakeServer, Hangup
 
 GET = Request("GET", "/v1/models")
 POST = Request("POST", "/v1/completions", {"prompt": "Grüße"})
@@ -108,6 +111,53 @@ def test_headers_of_a_request(server):
     assert received.headers["authorization"] == "Bearer secret"
     assert received.headers["content-type"] == "application/json"
     assert received.headers["user-agent"] == USER_AGENT
+
+
+def test_default_headers_come_with_every_request(server):
+    server.script += [Answer.json(samples.MODELS)] * 2
+    told = Settings(server.url, "secret", 600.0, 5.0, {"X-Team": "water", "Authorization": "Basic abc"})
+    transport = Transport(told)
+    transport.send(GET)
+    transport.close()
+    assert server.received[0].headers["x-team"] == "water"
+    assert server.received[0].headers["authorization"] == "Basic abc"
+    assert "abc" not in repr(told) and "secret" not in repr(told)
+
+
+def test_a_client_that_is_given_sends_and_stays_open(server):
+    server.script += [Answer.json(samples.MODELS)] * 2
+    asked = []
+    with httpx2.Client(event_hooks={"request": [asked.append]}) as http_client:
+        transport = Transport(settings(server.url, "secret"), http_client)
+        transport.send(GET)
+        transport.close()
+        assert http_client.get(f"{server.url}/v1/models").status_code == 200
+    assert [str(request.url) for request in asked] == [f"{server.url}/v1/models"] * 2
+    assert server.received[0].headers["authorization"] == "Bearer secret"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes a certificate")
+def test_a_bundle_of_certificates(tmp_path):
+    """Of a server whose certificate no system trusts."""
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=x -addext subjectAltName=IP:127.0.0.1"
+    files = ("-keyout", tmp_path / "key.pem", "-out", tmp_path / "ca.pem")
+    subprocess.run([*words.split(), *files], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "ca.pem", tmp_path / "key.pem")
+    server = FakeServer()
+    server._http.socket = context.wrap_socket(server._http.socket, server_side=True)
+    server.start()
+    url = server.url.replace("http:", "https:")
+    server.script.append(Answer.json(samples.MODELS))
+    trusting = Transport(Settings(url, None, 600.0, 5.0, ca_bundle=str(tmp_path / "ca.pem")))
+    assert trusting.send(GET).status == 200
+    trusting.close()
+    with pytest.raises(ConnectionFailed, match="certificate"):
+        Transport(settings(url)).send(GET)
+    server.stop()
+    (tmp_path / "ca.pem").write_text("nothing")
+    with pytest.raises(ValueError, match="holds no certificates"):
+        Transport(Settings(url, None, 600.0, 5.0, ca_bundle=str(tmp_path / "ca.pem")))
 
 
 def test_headers_without_key_and_body(server):

@@ -21,6 +21,7 @@ from penstock_client.chunks import (
 )
 from penstock_client.client import Client
 from penstock_client.errors import (
+    AnswerCutOff,
     APIError,
     AuthenticationFailed,
     BadRequest,
@@ -43,12 +44,19 @@ from penstock_client.filled import FillChunk, Filled, FilledSpan
 from penstock_client.params import (
     ChatParams,
     CompletionParams,
+    EmbedParams,
     FillParams,
+    RerankParams,
+    ResponseParams,
     SamplingParams,
+    ScoreParams,
     StructuredOutputs,
     TokenizeParams,
 )
+from penstock_client.pooled import Embeddings, RankedDocument, Ranking, Scores
 from penstock_client.progress import BatchProgress
+from penstock_client.requests import Conversation
+from penstock_client.responses import Response, ResponseChunk
 from penstock_client.results import (
     ChatChoice,
     ChatCompletion,
@@ -67,6 +75,7 @@ from penstock_client.version import __version__
 
 __all__ = [
     "APIError",
+    "AnswerCutOff",
     "AsyncClient",
     "AsyncStream",
     "AuthenticationFailed",
@@ -87,8 +96,11 @@ __all__ = [
     "CompletionParams",
     "ConnectionFailed",
     "ContextOverflow",
+    "Conversation",
     "DeadlineExceeded",
     "Delta",
+    "EmbedParams",
+    "Embeddings",
     "FillChunk",
     "FillParams",
     "Filled",
@@ -101,9 +113,17 @@ __all__ = [
     "PermissionDenied",
     "PromptLogprob",
     "ProtocolError",
+    "RankedDocument",
+    "Ranking",
     "RateLimited",
     "RequestTooLarge",
+    "RerankParams",
+    "Response",
+    "ResponseChunk",
+    "ResponseParams",
     "SamplingParams",
+    "ScoreParams",
+    "Scores",
     "ServerBusy",
     "ServerError",
     "Stream",

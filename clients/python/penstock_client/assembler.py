@@ -18,11 +18,19 @@ from penstock_client.parsing import (
     parse_completion_chunk,
 )
 from penstock_client.pieces import Pieces
+from penstock_client.responses import (
+    LAST_EVENTS,
+    Response,
+    ResponseChunk,
+    ResponsePieces,
+    parse_response,
+    parse_response_chunk,
+)
 from penstock_client.results import ChatCompletion, Completion, ToolCall, Usage
 from penstock_client.sse import Event, SSEParser
 
-C = TypeVar("C", bound="CompletionChunk | ChatCompletionChunk | FillChunk")
-R = TypeVar("R", bound="Completion | ChatCompletion | Filled")
+C = TypeVar("C", bound="CompletionChunk | ChatCompletionChunk | FillChunk | ResponseChunk")
+R = TypeVar("R", bound="Completion | ChatCompletion | Filled | Response")
 
 
 @dataclass(frozen=True)
@@ -33,12 +41,17 @@ class AnswerFormat(Generic[C, R]):
     parse_chunk: Callable[[JSONObject], C]
     #: Gets the pieces that `pieces` made, and the request's id.
     whole: Callable[[Any, str | None], R]
-    pieces: Callable[[], Pieces | FillPieces] = Pieces
+    pieces: Callable[[], Pieces | FillPieces | ResponsePieces] = Pieces
+    #: The types of the last event, for a stream that does not end with [DONE].
+    last_types: tuple[str, ...] = ()
 
 
 COMPLETION = AnswerFormat(parse_completion, parse_completion_chunk, Pieces.completion)
 CHAT = AnswerFormat(parse_chat_completion, parse_chat_chunk, Pieces.chat_completion)
 FILL = AnswerFormat(parse_filled, parse_fill_chunk, FillPieces.filled, FillPieces)
+RESPONSE = AnswerFormat(
+    parse_response, parse_response_chunk, ResponsePieces.response, ResponsePieces, LAST_EVENTS
+)
 
 
 class StreamAssembler(Generic[C, R]):
@@ -103,6 +116,7 @@ class StreamAssembler(Generic[C, R]):
             else:
                 chunk = self._take(event)
                 self.has_begun = True
+                self.is_done = event.event in self._format.last_types
                 yield chunk
 
     def finish(self) -> None:
@@ -117,7 +131,9 @@ class StreamAssembler(Generic[C, R]):
     def _take(self, event: Event) -> C:
         try:
             data = parse_json_object(event.data)
-            if error := data.get("error") or (event.event == "error" and data):
+            failed = data.get("response") if event.event == "response.failed" else None
+            told = (failed.get("error") or failed) if isinstance(failed, dict) else data.get("error")
+            if error := told or (event.event == "error" and data):
                 raise error_of_event(error, self.request_id)
             chunk = self._format.parse_chunk(data)
         except ProtocolError as protocol_error:

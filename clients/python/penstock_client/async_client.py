@@ -12,20 +12,31 @@ from penstock_client.batch import AsyncBatch, BatchOptions
 from penstock_client.chunks import ChatCompletionChunk, CompletionChunk
 from penstock_client.exchange import Request
 from penstock_client.filled import FillChunk, Filled
+from penstock_client.pooled import Embeddings, Ranking, Scores
 from penstock_client.progress import ProgressReport
 from penstock_client.requests import Messages, Prompt, chat_request, completion_request
+from penstock_client.responses import Response, ResponseChunk
 from penstock_client.results import ChatCompletion, Completion
 from penstock_client.retries import RetryPolicy
 from penstock_client.server_info import Health, Model, Tokens
 from penstock_client.session import Session
 from penstock_client.settings import DEFAULT_CONNECT_TIMEOUT_S, DEFAULT_TIMEOUT_S, Settings
 from penstock_client.streams import AsyncStream
-from penstock_client.transport import AsyncTransport
+from penstock_client.transport import AsyncHTTPClient, AsyncTransport
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from penstock_client.params import ChatParams, CompletionParams, FillParams, TokenizeParams
+    from penstock_client.params import (
+        ChatParams,
+        CompletionParams,
+        EmbedParams,
+        FillParams,
+        RerankParams,
+        ResponseParams,
+        ScoreParams,
+        TokenizeParams,
+    )
 
 P = TypeVar("P")
 
@@ -54,12 +65,26 @@ class AsyncClient:
         timeout: float | None = DEFAULT_TIMEOUT_S,
         connect_timeout: float | None = DEFAULT_CONNECT_TIMEOUT_S,
         max_retries: int = 2,
+        default_headers: Mapping[str, str] | None = None,
+        ca_bundle: str | os.PathLike[str] | None = None,
+        http_client: AsyncHTTPClient | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        settings = Settings.resolve(base_url, api_key, timeout, connect_timeout, os.environ)
+        """http_client: an httpx2.AsyncClient. It is not closed with this client."""
+        settings = Settings.resolve(
+            base_url, api_key, timeout, connect_timeout, os.environ, default_headers, ca_bundle
+        )
         policy = RetryPolicy(max_retries)
-        self._transport = AsyncTransport(settings)
+        self._transport = AsyncTransport(settings, http_client)
         self._session = Session(settings, policy, model, self._transport, sleep)
+
+    @property
+    def base_url(self) -> str:
+        """The server's address, without a slash or /v1 at its end."""
+        return self._session.settings.base_url
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self._session.settings.shown_url!r}, model={self._session.model!r})"
 
     async def complete(self, prompt: Prompt, **params: Unpack[CompletionParams]) -> Completion:
         """Continue `prompt`: a text, texts, ids, or lists of them. Keywords: CompletionParams."""
@@ -73,6 +98,24 @@ class AsyncClient:
         """Fill in the blanks of `prompt`: <span> or ____. Keywords: FillParams."""
         return await self._session.fill(prompt, params)
 
+    async def respond(self, input: Messages, **params: Unpack[ResponseParams]) -> Response:
+        """Answer `input` on OpenAI's newer route. Keywords: ResponseParams."""
+        return await self._session.respond(input, params)
+
+    async def embed(self, input: Prompt, **params: Unpack[EmbedParams]) -> Embeddings:
+        """The vectors of texts. Keywords: EmbedParams."""
+        return await self._session.embed(input, params)
+
+    async def score(
+        self, text_1: str | Sequence[str], text_2: str | Sequence[str], **params: Unpack[ScoreParams]
+    ) -> Scores:
+        """How well texts fit; see Client.score."""
+        return await self._session.score(text_1, text_2, params)
+
+    async def rerank(self, query: str, documents: Sequence[str], **params: Unpack[RerankParams]) -> Ranking:
+        """The documents by how well they fit the query, best first. Keywords: RerankParams."""
+        return await self._session.rerank(query, documents, params)
+
     def stream_complete(
         self, prompt: Prompt, **params: Unpack[CompletionParams]
     ) -> AsyncStream[CompletionChunk, Completion]:
@@ -84,6 +127,12 @@ class AsyncClient:
     ) -> AsyncStream[ChatCompletionChunk, ChatCompletion]:
         """Like `chat`, in chunks as they are made."""
         return self._session.stream_chat(messages, params)
+
+    def stream_respond(
+        self, input: Messages, **params: Unpack[ResponseParams]
+    ) -> AsyncStream[ResponseChunk, Response]:
+        """Like `respond`, in events as they come."""
+        return self._session.stream_respond(input, params)
 
     def stream_fill(self, prompt: str, **params: Unpack[FillParams]) -> AsyncStream[FillChunk, Filled]:
         """Like `fill`, in chunks as they are made."""

@@ -14,10 +14,11 @@ from penstock_client.errors import PenstockError
 from penstock_client.filled import Filled
 from penstock_client.patience import Patience, Tries
 from penstock_client.progress import ProgressReport, Tally, reporter
+from penstock_client.responses import Response
 from penstock_client.results import ChatCompletion, Completion
 
 P = TypeVar("P")
-R = TypeVar("R", bound="Completion | ChatCompletion | Filled")
+R = TypeVar("R", bound="Completion | ChatCompletion | Filled | Response")
 
 #: The most results that may wait for an earlier result or for the reader, per worker.
 _WINDOW = 4

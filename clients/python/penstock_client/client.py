@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock_client.async_client import AsyncClient
@@ -12,20 +12,31 @@ from penstock_client.at_once import BlockingSender, at_once, blocking_sleep
 from penstock_client.batch_thread import Batch
 from penstock_client.chunks import ChatCompletionChunk, CompletionChunk
 from penstock_client.filled import FillChunk, Filled
+from penstock_client.pooled import Embeddings, Ranking, Scores
 from penstock_client.progress import ProgressReport
 from penstock_client.requests import Messages, Prompt
+from penstock_client.responses import Response, ResponseChunk
 from penstock_client.results import ChatCompletion, Completion
 from penstock_client.retries import RetryPolicy
 from penstock_client.server_info import Health, Model, Tokens
 from penstock_client.session import Session
 from penstock_client.settings import DEFAULT_CONNECT_TIMEOUT_S, DEFAULT_TIMEOUT_S, Settings
 from penstock_client.streams import Stream
-from penstock_client.transport import Transport
+from penstock_client.transport import HTTPClient, Transport
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from penstock_client.params import ChatParams, CompletionParams, FillParams, TokenizeParams
+    from penstock_client.params import (
+        ChatParams,
+        CompletionParams,
+        EmbedParams,
+        FillParams,
+        RerankParams,
+        ResponseParams,
+        ScoreParams,
+        TokenizeParams,
+    )
 
 
 class Client:
@@ -40,6 +51,11 @@ class Client:
     max_retries: how often a request is sent again if the server turned it away (429, 502, 503) or its
         connection failed, unless the caller got a part of the answer. Retry-After is honoured up to two
         minutes.
+    default_headers: headers of every request; they win over the client's own.
+    ca_bundle: a file of certificates (PEM), one of which has signed the server's, in place of those that the
+        system trusts.
+    http_client: an httpx2.Client that sends the requests, with its own proxies, certificates and limits. It
+        is not closed with this client, and has no batches: those need an httpx2.AsyncClient.
     sleep: the function that waits, in seconds, before a retry. Batches have a thread of their own and
         don't use it.
 
@@ -61,13 +77,26 @@ class Client:
         timeout: float | None = DEFAULT_TIMEOUT_S,
         connect_timeout: float | None = DEFAULT_CONNECT_TIMEOUT_S,
         max_retries: int = 2,
+        default_headers: Mapping[str, str] | None = None,
+        ca_bundle: str | os.PathLike[str] | None = None,
+        http_client: HTTPClient | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        settings = Settings.resolve(base_url, api_key, timeout, connect_timeout, os.environ)
+        settings = Settings.resolve(
+            base_url, api_key, timeout, connect_timeout, os.environ, default_headers, ca_bundle
+        )
         policy = RetryPolicy(max_retries)
-        self._transport = Transport(settings)
+        self._transport = Transport(settings, http_client)
         sender = BlockingSender(self._transport)
         self._session = Session(settings, policy, model, sender, blocking_sleep(sleep))
+
+    @property
+    def base_url(self) -> str:
+        """The server's address, without a slash or /v1 at its end."""
+        return self._session.settings.base_url
+
+    def __repr__(self) -> str:
+        return f"Client({self._session.settings.shown_url!r}, model={self._session.model!r})"
 
     def complete(self, prompt: Prompt, **params: Unpack[CompletionParams]) -> Completion:
         """Continue `prompt`: a text, texts, ids, or lists of them. Keywords: CompletionParams.
@@ -96,6 +125,39 @@ class Client:
         """
         return at_once(self._session.fill(prompt, params))
 
+    def respond(self, input: Messages, **params: Unpack[ResponseParams]) -> Response:
+        """Answer `input` on OpenAI's newer route: what the user says, or a conversation with the items of
+        earlier answers (`output`). Keywords: ResponseParams.
+
+        >>> Client().respond("Who are you?", max_output_tokens=5, temperature=0).status
+        'incomplete'
+        """
+        return at_once(self._session.respond(input, params))
+
+    def embed(self, input: Prompt, **params: Unpack[EmbedParams]) -> Embeddings:
+        """The vectors of texts, with a model that is made for them; other models are a BadRequest. Keywords:
+        EmbedParams.
+
+        found = client.embed(["one text", "another"])
+        found.vectors[0]
+        """
+        return at_once(self._session.embed(input, params))
+
+    def score(
+        self, text_1: str | Sequence[str], text_2: str | Sequence[str], **params: Unpack[ScoreParams]
+    ) -> Scores:
+        """How well texts fit: text_1 to each of text_2, or the first to the first and so on. Keywords:
+        ScoreParams."""
+        return at_once(self._session.score(text_1, text_2, params))
+
+    def rerank(self, query: str, documents: Sequence[str], **params: Unpack[RerankParams]) -> Ranking:
+        """The documents by how well they fit the query, best first. Keywords: RerankParams.
+
+        best = client.rerank("Where does it rain?", texts, top_n=3).results[0]
+        best.index, best.score
+        """
+        return at_once(self._session.rerank(query, documents, params))
+
     def stream_complete(
         self, prompt: Prompt, **params: Unpack[CompletionParams]
     ) -> Stream[CompletionChunk, Completion]:
@@ -118,6 +180,18 @@ class Client:
         True
         """
         return Stream(self._session.stream_chat(messages, params))
+
+    def stream_respond(
+        self, input: Messages, **params: Unpack[ResponseParams]
+    ) -> Stream[ResponseChunk, Response]:
+        """Like `respond`, in events as they come.
+
+        >>> with Client().stream_respond("Who are you?", max_output_tokens=8, temperature=0) as stream:
+        ...     texts = [chunk.text for chunk in stream]
+        >>> "".join(texts) == stream.text
+        True
+        """
+        return Stream(self._session.stream_respond(input, params))
 
     def stream_fill(self, prompt: str, **params: Unpack[FillParams]) -> Stream[FillChunk, Filled]:
         """Like `fill`, in chunks as they are made. Each chunk has new text of one or more blanks."""
@@ -235,6 +309,11 @@ class Client:
 
     def _asynchronous(self) -> AsyncClient:
         session = self._session
+        if not self._transport.is_own:
+            raise ValueError(
+                "a batch runs on a thread of its own and can't use this client's http_client; use "
+                "AsyncClient with an httpx2.AsyncClient"
+            )
         return AsyncClient(
             session.settings.base_url,
             session.settings.api_key,
@@ -242,4 +321,6 @@ class Client:
             timeout=session.settings.timeout_s,
             connect_timeout=session.settings.connect_timeout_s,
             max_retries=session.policy.max_retries,
+            default_headers=session.settings.headers,
+            ca_bundle=session.settings.ca_bundle,
         )

@@ -14,6 +14,7 @@ PenstockError
 │   ├── ServerBusy            503: the queue is full, or the model still loads; retry_after
 │   └── ServerError           any other 5xx: the server's fault
 │       └── DeadlineExceeded  504: the server, or a proxy, gave up before the answer was complete
+├── AnswerCutOff              the answer is no JSON, because max_tokens or the context ended it
 ├── StreamError               an error event after the stream had begun: type, code, param
 │   └── StreamInterrupted     the stream ended or broke before its [DONE]
 └── ProtocolError             the answer is not what the API promises
@@ -66,6 +67,22 @@ class Timeout(PenstockError):
 
 class ProtocolError(PenstockError):
     """The answer is not what the API promises: wrong JSON, wrong types, not an event stream."""
+
+
+class AnswerCutOff(PenstockError):
+    """The answer's JSON is not complete, because max_tokens or the model's context ended it. `text` is what
+    came."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        text: str = "",
+        request_id: str | None = None,
+        is_retryable: bool = False,
+    ) -> None:
+        super().__init__(message, request_id=request_id, is_retryable=is_retryable)
+        self.text = text
 
 
 class ReportedError(PenstockError):

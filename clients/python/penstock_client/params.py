@@ -188,6 +188,83 @@ class ChatParams(SamplingParams, total=False):
     include_reasoning: bool | None
 
 
+class ResponseParams(TypedDict, total=False):
+    """Keywords of `respond` and `stream_respond`. Those that ChatParams also has mean the same."""
+
+    model: str | None
+    #: A system message in front of the input.
+    instructions: str | None
+    #: The most tokens of the answer; by default the room in the context.
+    max_output_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: Literal["none", "auto", "required"] | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
+    response_format: Schema | None
+    reasoning_effort: str | None
+    thinking_token_budget: int | None
+    #: "auto" leaves out the oldest turns if the context has no room for all.
+    truncation: Literal["auto", "disabled"] | None
+    chat_template_kwargs: Mapping[str, str | bool | int | float] | None
+    metadata: Mapping[str, str] | None
+    priority: int | None
+    cache_salt: str | None
+    request_id: str | None
+    user: str | None
+    timeout: float | None
+    extra: Mapping[str, Any] | None
+
+
+class PooledParams(TypedDict, total=False):
+    """The keywords that `embed`, `score` and `rerank` have in common."""
+
+    model: str | None
+    #: Keep only this many tokens of each text (of a pair: of both together); -1: as many as the model takes.
+    #: Without it, a text that is too long is a ContextOverflow.
+    truncate_prompt_tokens: int | None
+    priority: int | None
+    cache_salt: str | None
+    request_id: str | None
+    user: str | None
+    timeout: float | None
+    extra: Mapping[str, Any] | None
+
+
+class EmbedParams(PooledParams, total=False):
+    """Keywords of `embed`."""
+
+    #: Numbers of each vector, if the model can make fewer than all.
+    dimensions: int | None
+    #: The name of a text of the model's own that stands in front of each text, such as "query".
+    prompt_name: str | None
+    #: Whether vectors have length 1; by default as the model's files say.
+    normalize: bool | None
+    add_special_tokens: bool | None
+
+
+class ScoreParams(PooledParams, total=False):
+    """Keywords of `score`."""
+
+    #: What fits means, for models that are told so (Qwen3-Reranker).
+    instruction: str | None
+
+
+class RerankParams(ScoreParams, total=False):
+    """Keywords of `rerank`."""
+
+    #: Return only the best so many documents.
+    top_n: int | None
+    #: False: the answer has no texts.
+    return_documents: bool | None
+    #: Leave out the end of a document behind so many tokens.
+    max_tokens_per_doc: int | None
+
+
 class TokenizeParams(TypedDict, total=False):
     """Keywords of `tokenize`."""
 

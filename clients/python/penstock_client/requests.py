@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from penstock_client.exchange import JSONObject, Request
-from penstock_client.params import ChatParams, CompletionParams, FillParams, TokenizeParams, check_keywords
+from penstock_client.params import (
+    ChatParams,
+    CompletionParams,
+    EmbedParams,
+    FillParams,
+    RerankParams,
+    ResponseParams,
+    ScoreParams,
+    TokenizeParams,
+    check_keywords,
+)
 from penstock_client.results import Message, ToolCall
-from penstock_client.schemas import as_response_format, as_structured_outputs
+from penstock_client.schemas import as_response_format, as_structured_outputs, flat_format, flat_tool
 
 #: Text, several texts, token ids, or several lists of token ids.
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 #: The user's words, or the whole conversation so far.
 Messages = str | Sequence[Message | Mapping[str, object]]
+#: A conversation that grows: answers and results of calls are appended.
+Conversation = list[Message | Mapping[str, object]]
 
 MODELS = Request("GET", "/v1/models")
 HEALTH = Request("GET", "/health")
@@ -51,6 +63,51 @@ def fill_request(prompt: str, params: Mapping[str, object], *, stream: bool = Fa
     field given twice."""
     check_keywords("stream_fill" if stream else "fill", params, FillParams.__optional_keys__)
     return _post("/v1/fill", {"prompt": prompt, "stream": stream}, params)
+
+
+def response_request(input: Messages, params: Mapping[str, object], *, stream: bool = False) -> Request:
+    """The request of `respond` and `stream_respond`. Raises TypeError for an unknown keyword or a wrong
+    message, ValueError for a field given twice."""
+    check_keywords("stream_respond" if stream else "respond", params, ResponseParams.__optional_keys__)
+    told = dict(params)
+    if (form := told.pop("response_format", None)) is not None:
+        told["text"] = {"format": flat_format(form)}
+    if (effort := told.pop("reasoning_effort", None)) is not None:
+        told["reasoning"] = {"effort": effort}
+    tools, choice = told.get("tools"), told.get("tool_choice")
+    if isinstance(tools, Sequence):
+        told["tools"] = [flat_tool(tool) for tool in tools]
+    if isinstance(choice, Mapping):
+        told["tool_choice"] = flat_tool(choice)
+    items = input if isinstance(input, str) else [_input_item(item) for item in _messages(input)]
+    return _post("/v1/responses", {"input": items, "stream": stream}, told)
+
+
+def _input_item(message: JSONObject) -> JSONObject:
+    """An item as it came, and the result of a call in the words of this route."""
+    if message.get("role") != "tool":
+        return message
+    call_id, output = message.get("tool_call_id"), message.get("content")
+    return {"type": "function_call_output", "call_id": call_id, "output": output}
+
+
+def embed_request(input: Prompt, params: Mapping[str, object]) -> Request:
+    """The request of `embed`. Vectors come as base64, which takes a third of the bytes of numbers in text."""
+    check_keywords("embed", params, EmbedParams.__optional_keys__)
+    return _post("/v1/embeddings", {"input": input, "encoding_format": "base64"}, params)
+
+
+def score_request(
+    text_1: str | Sequence[str], text_2: str | Sequence[str], params: Mapping[str, object]
+) -> Request:
+    check_keywords("score", params, ScoreParams.__optional_keys__)
+    first, second = (text if isinstance(text, str) else list(text) for text in (text_1, text_2))
+    return _post("/v1/score", {"text_1": first, "text_2": second}, params)
+
+
+def rerank_request(query: str, documents: Sequence[str], params: Mapping[str, object]) -> Request:
+    check_keywords("rerank", params, RerankParams.__optional_keys__)
+    return _post("/v1/rerank", {"query": query, "documents": list(documents)}, params)
 
 
 def tokenize_request(text: Messages, params: Mapping[str, object]) -> Request:

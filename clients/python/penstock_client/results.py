@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, overload
 
-from penstock_client.errors import ProtocolError
+from penstock_client.errors import AnswerCutOff, ProtocolError
 from penstock_client.exchange import JSONObject, parse_json_object
 
 T = TypeVar("T")
@@ -178,7 +178,7 @@ class Answer(Generic[ChoiceT]):
     def parse(self, kind: Parseable[T]) -> T: ...
     def parse(self, kind: Parseable[T] | None = None) -> T | Any:
         """The text as JSON, or as an object of `kind`, a pydantic model. Raises as parse_text() does."""
-        return parse_text(self.text, self.finish_reason, kind)
+        return parse_text(self.text, self.finish_reason == "length", kind, self.request_id)
 
 
 @dataclass(frozen=True)
@@ -204,15 +204,21 @@ class ChatCompletion(Answer[ChatChoice]):
         return self.message.tool_calls
 
 
-def parse_text(text: str, finish_reason: str | None, kind: Parseable[T] | None) -> T | Any:
+def parse_text(
+    text: str, is_cut_off: bool, kind: Parseable[T] | None, request_id: str | None = None
+) -> T | Any:
     """`text` as JSON, or as what the model_validate_json of `kind` makes of it.
 
-    Raises ProtocolError if `text` is no JSON: with a response_format this happens only if max_tokens
-    cut the answer off. Raises also what `kind` raises for JSON that does not fit.
+    is_cut_off: a limit ended the answer. Raises AnswerCutOff if `text` is no JSON for this reason, and
+    ProtocolError for other text that is no JSON, which an answer with a response_format never is. Raises also
+    what `kind` raises for JSON that does not fit.
     """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        cut_off = "; max_tokens cut it off, so give a larger max_tokens" if finish_reason == "length" else ""
-        raise ProtocolError(f"the answer is no JSON{cut_off}: {text!r:.200}") from error
+        if is_cut_off:
+            message = f"a limit cut the answer's JSON off; give a larger max_tokens: {text!r:.200}"
+            raise AnswerCutOff(message, text=text, request_id=request_id) from error
+        message = f"the answer is no JSON: {text!r:.200}"
+        raise ProtocolError(message, request_id=request_id) from error
     return value if kind is None else kind.model_validate_json(text)

@@ -91,6 +91,21 @@ def as_response_format(value: object) -> object:
     return value if is_format else json_schema(cast(Schema, value))
 
 
+def flat_format(value: object) -> object:
+    """A response_format in the words of /v1/responses."""
+    form = as_response_format(value)
+    if not isinstance(form, Mapping) or "json_schema" not in form:
+        return form
+    return {"type": form["type"], **form["json_schema"]}
+
+
+def flat_tool(tool: object) -> object:
+    """A function of `tools`, or a tool_choice, in the words of /v1/responses."""
+    if not isinstance(tool, Mapping) or not isinstance(tool.get("function"), Mapping):
+        return tool
+    return {"type": "function", **tool["function"]}
+
+
 def as_structured_outputs(value: object) -> object:
     """vLLM's structured_outputs as they are sent: `json` may be a pydantic model."""
     if not isinstance(value, Mapping):

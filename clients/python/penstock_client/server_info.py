@@ -16,6 +16,8 @@ class Model:
     """A name under which the server offers a model. Names with the same root are one model.
 
     max_model_len: the most tokens of prompt and answer together; None while the model loads.
+    task: what it is for: "generate", "embed" (vectors) or "score"; None while it loads, and if the server
+        does not say.
     """
 
     id: str
@@ -23,6 +25,7 @@ class Model:
     owned_by: str = ""
     max_model_len: int | None = None
     root: str | None = None
+    task: str | None = None
     raw: JSONObject = raw_field()
 
 
@@ -65,6 +68,7 @@ def parse_models(reply: Reply) -> tuple[Model, ...]:
             owned_by=get(model, "owned_by", str, ""),
             max_model_len=get(model, "max_model_len", int, None),
             root=get(model, "root", str, None),
+            task=get(model, "task", str, None),
             raw=model,
         )
         for model in objects(reply.json_object(), "data")

@@ -11,12 +11,20 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from penstock_client.assembler import CHAT, COMPLETION, FILL, AnswerFormat, C, R, StreamAssembler
+from penstock_client.assembler import CHAT, COMPLETION, FILL, RESPONSE, AnswerFormat, C, R, StreamAssembler
 from penstock_client.chunks import ChatCompletionChunk, CompletionChunk
 from penstock_client.errors import PenstockError
 from penstock_client.exchange import Reply, Request
 from penstock_client.failures import checked
 from penstock_client.filled import FillChunk, Filled
+from penstock_client.pooled import (
+    Embeddings,
+    Ranking,
+    Scores,
+    parse_embeddings,
+    parse_ranking,
+    parse_scores,
+)
 from penstock_client.readiness import POLL_INTERVAL_S, Readiness
 from penstock_client.requests import (
     HEALTH,
@@ -26,9 +34,14 @@ from penstock_client.requests import (
     chat_request,
     completion_request,
     detokenize_request,
+    embed_request,
     fill_request,
+    rerank_request,
+    response_request,
+    score_request,
     tokenize_request,
 )
+from penstock_client.responses import Response, ResponseChunk
 from penstock_client.results import ChatCompletion, Completion
 from penstock_client.retries import Attempts, RetryPolicy
 from penstock_client.server_info import (
@@ -93,6 +106,25 @@ class Session:
 
     def stream_fill(self, prompt: str, params: Mapping[str, object]) -> AsyncStream[FillChunk, Filled]:
         return self.stream(fill_request(prompt, params, stream=True), FILL)
+
+    async def respond(self, input: Messages, params: Mapping[str, object]) -> Response:
+        return RESPONSE.parse(await self.send(response_request(input, params)))
+
+    def stream_respond(
+        self, input: Messages, params: Mapping[str, object]
+    ) -> AsyncStream[ResponseChunk, Response]:
+        return self.stream(response_request(input, params, stream=True), RESPONSE)
+
+    async def embed(self, input: Prompt, params: Mapping[str, object]) -> Embeddings:
+        return parse_embeddings(await self.send(embed_request(input, params)))
+
+    async def score(
+        self, text_1: str | Sequence[str], text_2: str | Sequence[str], params: Mapping[str, object]
+    ) -> Scores:
+        return parse_scores(await self.send(score_request(text_1, text_2, params)))
+
+    async def rerank(self, query: str, documents: Sequence[str], params: Mapping[str, object]) -> Ranking:
+        return parse_ranking(await self.send(rerank_request(query, documents, params)))
 
     async def models(self) -> tuple[Model, ...]:
         return parse_models(await self.send(MODELS))

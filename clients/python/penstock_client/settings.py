@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -28,11 +29,21 @@ class Settings:
     api_key: str | None = field(repr=False)
     timeout_s: float | None
     connect_timeout_s: float | None
+    #: Headers of every request. They may hold secrets.
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    #: A file of certificates (PEM) that may sign the server's; None: those that the system trusts.
+    ca_bundle: str | None = None
 
     @property
     def probe_timeout_s(self) -> float:
         """Longest silence of the server when its health is asked for, in seconds."""
         return min(PROBE_TIMEOUT_S, self.timeout_s or PROBE_TIMEOUT_S)
+
+    @property
+    def shown_url(self) -> str:
+        """The address without a password in it."""
+        parts = urlsplit(self.base_url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
     @classmethod
     def resolve(
@@ -42,6 +53,8 @@ class Settings:
         timeout_s: float | None,
         connect_timeout_s: float | None,
         environ: Mapping[str, str],
+        headers: Mapping[str, str] | None = None,
+        ca_bundle: str | os.PathLike[str] | None = None,
     ) -> Settings:
         """The settings: arguments first, then PENSTOCK_BASE_URL and PENSTOCK_API_KEY, then defaults.
 
@@ -52,7 +65,17 @@ class Settings:
                 raise ValueError(f"{name} is {seconds!r}; give seconds > 0, or None for no limit")
         url = base_url or environ.get("PENSTOCK_BASE_URL") or DEFAULT_BASE_URL
         key = api_key or environ.get("PENSTOCK_API_KEY")
-        return cls(_checked_url(url), _checked_key(key), timeout_s, connect_timeout_s)
+        bundle = None if ca_bundle is None else os.fspath(ca_bundle)
+        if bundle is not None and not os.path.isfile(bundle):
+            raise ValueError(f"ca_bundle is {bundle!r}, which is no file; name a PEM file of certificates")
+        return cls(
+            _checked_url(url),
+            _checked_key(key),
+            timeout_s,
+            connect_timeout_s,
+            _checked_headers(headers or {}),
+            bundle,
+        )
 
 
 def _checked_url(url: str) -> str:
@@ -66,6 +89,13 @@ def _checked_url(url: str) -> str:
         raise ValueError(f"base_url is {url!r}; give something like {DEFAULT_BASE_URL!r}")
     # Users often configure clients of this API with /v1 in the address. The paths here have /v1 themselves.
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    for name, value in headers.items():
+        if not (isinstance(value, str) and f"{name}{value}".isascii() and f"{name}{value}".isprintable()):
+            raise ValueError(f"default_headers: {name!r} has a name or value that no HTTP header can have")
+    return dict(headers)
 
 
 def _checked_key(key: str | None) -> str | None:

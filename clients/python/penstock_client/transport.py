@@ -7,6 +7,7 @@ Several threads or tasks may use a transport at once.
 from __future__ import annotations
 
 import math
+import ssl
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator
@@ -36,6 +37,11 @@ _MAX_CONNECTIONS = 1000
 _KEEPALIVE_EXPIRY_S = 4.0
 # "identity", because a proxy that compresses an event stream holds events back.
 _STREAM_HEADERS = {"accept": "text/event-stream", "accept-encoding": "identity"}
+
+
+#: The types of `http_client`. Others need not import the library for them.
+HTTPClient = httpx2.Client
+AsyncHTTPClient = httpx2.AsyncClient
 
 
 class StreamReply:
@@ -88,21 +94,23 @@ async def _blocks(
 class Transport:
     """Sends requests and waits for the answers."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, http_client: HTTPClient | None = None) -> None:
+        """A client that is given stays open: its maker closes it."""
         self._options = _RequestOptions(settings)
-        self._http = httpx2.Client(**_options(settings))
+        self._http = http_client or httpx2.Client(**_options(settings))
+        self.is_own = http_client is None
 
     def send(self, request: Request) -> Reply:
         """The whole answer, whatever its status."""
         options, request_id = self._options(request)
         with _translated(request, request_id):
-            return _reply(self._http.request(request.method, request.path, **options))
+            return _reply(self._http.request(request.method, **options))
 
     def open(self, request: Request) -> StreamReply:
         """The beginning of a stream. Raises an APIError for a status that is no success."""
         options, request_id = self._options(request, _STREAM_HEADERS)
         with _translated(request, request_id):
-            built = self._http.build_request(request.method, request.path, **options)
+            built = self._http.build_request(request.method, **options)
             response = self._http.send(built, stream=True)
             try:
                 if not _is_stream(response):
@@ -114,27 +122,30 @@ class Transport:
         return StreamReply(response, request)
 
     def close(self) -> None:
-        self._http.close()
+        if self.is_own:
+            self._http.close()
 
 
 class AsyncTransport:
     """Transport for asyncio."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, http_client: AsyncHTTPClient | None = None) -> None:
+        """A client that is given stays open: its maker closes it."""
         self._options = _RequestOptions(settings)
-        self._http = httpx2.AsyncClient(**_options(settings))
+        self._http = http_client or httpx2.AsyncClient(**_options(settings))
+        self.is_own = http_client is None
 
     async def send(self, request: Request) -> Reply:
         """The whole answer, whatever its status."""
         options, request_id = self._options(request)
         with _translated(request, request_id):
-            return _reply(await self._http.request(request.method, request.path, **options))
+            return _reply(await self._http.request(request.method, **options))
 
     async def open(self, request: Request) -> AsyncStreamReply:
         """The beginning of a stream. Raises an APIError for a status that is no success."""
         options, request_id = self._options(request, _STREAM_HEADERS)
         with _translated(request, request_id):
-            built = self._http.build_request(request.method, request.path, **options)
+            built = self._http.build_request(request.method, **options)
             response = await self._http.send(built, stream=True)
             try:
                 if not _is_stream(response):
@@ -146,21 +157,20 @@ class AsyncTransport:
         return AsyncStreamReply(response, request)
 
     async def aclose(self) -> None:
-        await self._http.aclose()
+        if self.is_own:
+            await self._http.aclose()
 
 
 def _options(settings: Settings) -> dict[str, Any]:
-    """The arguments for both clients of the HTTP library. Raises ValueError for a wrong URL."""
-    headers = {"user-agent": USER_AGENT}
-    if settings.api_key is not None:
-        headers["authorization"] = f"Bearer {settings.api_key}"
+    """The arguments for both clients of the HTTP library. Raises ValueError for a file that holds no
+    certificates."""
+    bundle = settings.ca_bundle
     try:
-        base_url = httpx2.URL(settings.base_url)
-    except httpx2.InvalidURL as error:
-        raise ValueError(f"base_url is {settings.base_url!r}: {error}") from error
+        verify = True if bundle is None else ssl.create_default_context(cafile=bundle)
+    except (ssl.SSLError, OSError) as error:
+        raise ValueError(f"ca_bundle is {bundle!r}, which holds no certificates: {error}") from error
     return {
-        "base_url": base_url,
-        "headers": headers,
+        "verify": verify,
         "limits": httpx2.Limits(
             max_connections=_MAX_CONNECTIONS,
             max_keepalive_connections=20,
@@ -171,16 +181,28 @@ def _options(settings: Settings) -> dict[str, Any]:
 
 
 class _RequestOptions:
-    """Makes the options of a request (headers, time limits, content), and its id."""
+    """Makes the options of a request (URL, headers, time limits, content), and its id. They hold for any
+    client of the HTTP library."""
 
     def __init__(self, settings: Settings) -> None:
+        """Raises ValueError for a wrong URL."""
         self._settings = settings
+        self._headers = {"user-agent": USER_AGENT}
+        if settings.api_key is not None:
+            self._headers["authorization"] = f"Bearer {settings.api_key}"
+        self._headers |= {name.lower(): value for name, value in settings.headers.items()}
+        try:
+            httpx2.URL(settings.base_url)
+        except httpx2.InvalidURL as error:
+            raise ValueError(f"base_url is {settings.base_url!r}: {error}") from error
 
     def __call__(self, request: Request, headers: dict[str, str] | None = None) -> tuple[dict[str, Any], str]:
         # The client makes the id, so that it is known even if no answer comes. The server's log has it, too.
         request_id = uuid.uuid4().hex
-        headers = {"x-request-id": request_id, **(headers or {})}
-        options: dict[str, Any] = {"headers": headers, "timeout": self._timeout(request)}
+        headers = {"x-request-id": request_id, **self._headers, **(headers or {})}
+        request_id = headers["x-request-id"]
+        url = f"{self._settings.base_url}{request.path}"
+        options: dict[str, Any] = {"url": url, "headers": headers, "timeout": self._timeout(request)}
         if request.body is not None:
             headers["content-type"] = "application/json"
             options["content"] = request.content()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import NamedTuple
 
 from penstock.errors import RequestFailed
@@ -43,6 +44,9 @@ class Chosen(NamedTuple):
     #: The likeliest tokens behind the sequence's last token, and behind each draft; empty unless a drafter
     #: asked for them.
     followers: tuple[tuple[int, ...], ...] = ()
+    #: The vector of a text, or the score of a pair, float32. None: the sequence is there for text, or the
+    #: step ends within its prompt.
+    pooled: array[float] | None = None
 
     @property
     def num_accepted(self) -> int:

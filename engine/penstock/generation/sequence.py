@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.generation.encoder_input import EncoderInput
 from penstock.generation.logprobs import PromptScores
-from penstock.generation.prompt_frame import PromptFrame, placed_prompt
+from penstock.generation.prompt_frame import PromptFrame
 from penstock.generation.requests.generation_request import GenerationRequest
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Sequence:
         self.sequence_id = sequence_id
         self.request = request
         self.params = request.params
-        prompt = placed_prompt(request)
+        prompt = frame.placed(request)
         #: None in models without an encoder.
         self.encoder = EncoderInput(prompt) if frame.decoder_start else None
         first = frame.first_tokens(prompt)
@@ -59,6 +59,8 @@ class Sequence:
         self._has_vectors = request.prompt_embeds is not None and self.encoder is None
         #: Every token sees these tokens, also those behind it: the prompt, or none.
         self.prefix_len = len(first) if frame.is_whole else 0
+        #: Its tokens whose hidden states are pooled. None: the sequence is there for text.
+        self.pooled = frame.pooling.rows(len(first)) if frame.pooling is not None else None
         self.max_total_tokens = max_total_tokens
         #: The seed of the draws.
         self.seed = self.params.seed if self.params.seed is not None else random.getrandbits(63)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from penstock.errors import InvalidConfig
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, choose_kernels
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.architecture import Architecture
+from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.model.rope import RopeTable
 from penstock.spec import ModelSpec, RopeSpec
 from penstock.weights.checkpoints.formats import MALFORMED
@@ -36,6 +37,9 @@ class GivenRows(NamedTuple):
 class Family(Architecture):
     """One architecture, computed with one set of kernels. Each family of models is one subclass: the subclass
     overrides what is abstract here and in Architecture, and every method that the family does differently."""
+
+    #: How vectors or scores are made, in a PooledFamily. None: the model writes text.
+    pooling: ClassVar[PoolingSpec | None] = None
 
     def __init__(
         self, spec: ModelSpec, kernels: Kernels, max_model_len: int, device: torch.device | None = None
@@ -89,8 +93,11 @@ class Family(Architecture):
 
     def project(self, weights: LayerWeights, name: str, x: Tensor) -> Tensor:
         """x float32 [num_tokens, in_features] times the matrix `name`, plus the bias if there is one ->
-        float32 [num_tokens, out_features]."""
-        return self.kernels.linear(x, weights.matrix(name), weights.optional(f"{name}.bias"))
+        float32 [num_tokens, out_features]. Adapters add their shares."""
+        y = self.kernels.linear(x, weights.matrix(name), weights.optional(f"{name}.bias"))
+        if weights.adapted is not None:
+            weights.adapted.add(self.kernels, name, x, y)
+        return y
 
     def embed(
         self, weights: LayerWeights, input_ids: Tensor, positions: Tensor, given: GivenRows | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.config import ModelImpl, WeightBits
-from penstock.errors import InvalidConfig, UnsupportedModel
+from penstock.errors import CheckpointError, InvalidConfig, UnsupportedModel
 from penstock.model.config_values import refuse
 from penstock.model.families.bart import BART
 from penstock.model.families.cpmant import CPMAnt
@@ -35,6 +35,7 @@ from penstock.model.families.dense.llama_relatives import (
 )
 from penstock.model.families.dense.olmo import Olmo, Olmo2, Olmo3
 from penstock.model.families.dense.phi3 import Phi3
+from penstock.model.families.encoders.bert import BERT
 from penstock.model.families.gemma.gemma import Gemma, Gemma2, Gemma3, VaultGemma
 from penstock.model.families.gemma.gemma3n import Gemma3n
 from penstock.model.families.gemma.gemma4 import Gemma4, Gemma4Unified
@@ -64,9 +65,20 @@ from penstock.model.families.mixtures import Mixtral, OLMoE, PhiMoe, Qwen2Moe, Q
 from penstock.model.families.sigmoid_mixtures import Dots1, Glm4Moe, MiniMaxM2
 from penstock.model.families.t5 import EVA, MT5, T5
 from penstock.model.family import Family
+from penstock.model.pooling.find_pooling import (
+    BARE,
+    NO_WISH,
+    SCORER,
+    PoolingWish,
+    find_encoder,
+    find_pooling,
+)
+from penstock.model.pooling.pooled_family import PooledFamily, pooled
+from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.model.through_transformers.family import ThroughTransformers
 from penstock.spec import ModelSpec, RopeSpec
-from penstock.weights.checkpoints.formats import MALFORMED, open_checkpoint
+from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.formats import MALFORMED, open_checkpoint, read_config
 from penstock.weights.checkpoints.own_head import has_own_head
 from penstock.weights.checkpoints.quantized.quantization_config import activation_note
 from penstock.weights.conversion.converted_config import TIED_HEAD
@@ -183,13 +195,18 @@ def find_family(config: dict[str, Any]) -> type[Family]:
     kind = str(config.get("model_type")).lower()
     if kind in _OTHER_MODELS:
         raise UnsupportedModel(_OTHER_MODELS[kind])
-    known = sorted(name for family in FAMILIES for name in family.architectures)
+    known = sorted(_architectures())
     names = ", ".join(architectures) or "(none named in config.json)"
     near = ", ".join(difflib.get_close_matches(names, known, n=3))
     hint = f"; what comes near by name: {near}" if near else ""
     raise UnsupportedModel(
         f"architecture {names} is not supported (`penstock plan --architectures` lists all){hint}"
     )
+
+
+def _architectures() -> frozenset[str]:
+    """Of all families that write text."""
+    return frozenset(name for family in FAMILIES for name in family.architectures)
 
 
 def read_spec(
@@ -208,6 +225,41 @@ def read_spec(
             return _checked(ThroughTransformers, config, names)
         except UnsupportedModel as error:
             raise UnsupportedModel(f"{own}. Nor can transformers' modules serve it: {error}") from error
+
+
+def pooling_of(folder: Path, config: dict[str, Any], wish: PoolingWish = NO_WISH) -> PoolingSpec | None:
+    """How the model of a folder pools; None for a model that generates. Raises UnsupportedModel and
+    InvalidConfig."""
+    return find_pooling(folder, config, wish, _architectures())
+
+
+def read_pooled_spec(
+    config: dict[str, Any], pooling: PoolingSpec, names: Collection[str] | None = None
+) -> tuple[type[PooledFamily], ModelSpec]:
+    """read_spec() for a model that pools. Raises UnsupportedModel and InvalidConfig."""
+    names_here = config.get("architectures") or []
+    family = find_encoder(names_here) or find_family(config | {"architectures": _generating(names_here)})
+    found, spec = _checked(family, config, names)
+    if spec.has_encoder or spec.soft_prompt:
+        raise UnsupportedModel(
+            f"{', '.join(names_here)} writes text, and has no vectors or scores here. Models that have are "
+            "encoders such as BAAI/bge-m3, and decoders such as Qwen/Qwen3-Embedding-0.6B"
+        )
+    if config.get("is_causal") is False and not spec.sees_prompt_both_ways:
+        if spec.sliding_windows or spec.attention_chunks or spec.states:
+            raise UnsupportedModel("is_causal is false, which Penstock computes for full attention alone")
+        spec = replace(spec, sees_prompt_both_ways=True)
+    # A model without logits needs no matrix for them, wherever the matrix would lie.
+    spec = spec if pooling.score_tokens else replace(spec, is_tied=True)
+    if issubclass(family, BERT):  # PooledFamily.kv_layer
+        spec = replace(spec, layers_without_kv=frozenset(range(1, spec.num_layers)))
+    return pooled(found, replace(pooling, num_dimensions=spec.hidden_size)), spec
+
+
+def _generating(names: list[str]) -> list[str]:
+    """The same architectures with a head that makes logits."""
+    bare = [name.removesuffix(SCORER if name.endswith(SCORER) else BARE) for name in names]
+    return [*names, *(name + ending for name in bare for ending in ("ForCausalLM", "LMHeadModel"))]
 
 
 def _checked(
@@ -258,6 +310,11 @@ class OpenModel(NamedTuple):
     spec: ModelSpec
     store: WeightStore
 
+    @property
+    def pooling(self) -> PoolingSpec | None:
+        """How the model pools; None for a model that generates."""
+        return self.family.pooling
+
 
 def open_model(
     folder: Path,
@@ -267,15 +324,80 @@ def open_model(
     weights: WeightBits = "int8",
     keeps_planes: bool = True,
     model_impl: ModelImpl = "auto",
+    keeps_mtp: bool = False,
+    wish: PoolingWish = NO_WISH,
 ) -> OpenModel:
     """`group_size`, `allow_pickle`, `weights` and `model_impl` are those of EngineConfig; WeightStore() tells
-    of `keeps_planes`. Raises a kind of CheckpointError if the files are wrong."""
+    of `keeps_planes`, and ModelTensors of a head that `keeps_mtp` keeps. Raises a kind of CheckpointError if
+    the files are wrong."""
+    checkpoint, family, spec, pooling = _read_folder(folder, allow_pickle, model_impl, wish)
+    checkpoint = family.separate(checkpoint, spec)
+    tensors = family.model_tensors(spec)
+    if keeps_mtp and pooling is None:
+        size = group_size if weights != "int4" else None
+        head = _open_head(checkpoint, family, spec, size)
+        tensors = replace(tensors, mtp=None if head is None else head.store.tensors)
+    store = WeightStore(checkpoint, tensors, ignore_unexpected, group_size, weights, keeps_planes)
+    _tell_how_it_is_read(store)
+    if pooling is not None and pooling.max_length is not None:
+        spec = replace(spec, max_position_embeddings=min(pooling.max_length, spec.max_position_embeddings))
+    return OpenModel(family, spec, store)
+
+
+def open_mtp_head(
+    folder: Path, group_size: int | None = None, allow_pickle: bool = False, model_impl: ModelImpl = "auto"
+) -> OpenModel | None:
+    """The head of multi-token prediction in a model's folder, as a model of one layer, which shares embedding
+    and head with the model. An unquantized head becomes INT8: in 4 bits it guesses far worse. None if there
+    is none. Raises what open_model() raises."""
+    if model_impl == "transformers" or not _may_have_head(folder):
+        return None
+    checkpoint, family, spec, _ = _read_folder(folder, allow_pickle, model_impl)
+    found = _open_head(checkpoint, family, spec, group_size)
+    if found is None:
+        checkpoint.close()
+    return found
+
+
+def _open_head(
+    checkpoint: Checkpoint, family: type[Family], spec: ModelSpec, group_size: int | None
+) -> OpenModel | None:
+    """The head of an open checkpoint."""
+    own = family.mtp_spec(spec, checkpoint.entries)
+    if own is None:
+        return None
+    checkpoint = family.separate(checkpoint, own)
+    # The other tensors are the model's.
+    store = WeightStore(checkpoint, family.model_tensors(own), True, group_size, "int8", False)
+    return OpenModel(family, own, store)
+
+
+def _may_have_head(folder: Path) -> bool:
+    """By config.json alone, since most models have none. What is wrong with it, open_model() says."""
+    try:
+        config = read_config(folder)
+        family = find_family(config)
+        return family.may_have_mtp(family.read_spec(config))
+    except (CheckpointError, *MALFORMED):
+        return False
+
+
+def _read_folder(
+    folder: Path, allow_pickle: bool, model_impl: ModelImpl, wish: PoolingWish = NO_WISH
+) -> tuple[Checkpoint, type[Family], ModelSpec, PoolingSpec | None]:
     check_finished(folder)
     checkpoint = open_checkpoint(folder, allow_pickle)
-    family, spec = read_spec(checkpoint.config, model_impl, checkpoint.entries)
+    pooling = pooling_of(folder, checkpoint.config, wish)
+    family, spec = (
+        read_spec(checkpoint.config, model_impl, checkpoint.entries)
+        if pooling is None
+        else read_pooled_spec(checkpoint.config, pooling, checkpoint.entries)
+    )
     if spec.num_layers > len(checkpoint.entries):
         refuse("the number of layers", spec.num_layers, f"at most that of tensors, {len(checkpoint.entries)}")
-    if checkpoint.config.get(TIED_HEAD):
+    if pooling is not None and pooling.score_tokens is None:
+        pass  # there is no head
+    elif checkpoint.config.get(TIED_HEAD):
         spec = replace(spec, is_tied=True)
     elif spec.is_tied and has_own_head(
         checkpoint, family.embedding_matrix(spec), family.head_matrix(spec), family.optional_prefix
@@ -283,11 +405,7 @@ def open_model(
         # From here on the config agrees with the files, also in a folder that is converted from them.
         checkpoint.config |= {"tie_word_embeddings": False}
         spec = replace(spec, is_tied=False)
-    checkpoint = family.separate(checkpoint, spec)
-    tensors = family.model_tensors(spec)
-    store = WeightStore(checkpoint, tensors, ignore_unexpected, group_size, weights, keeps_planes)
-    _tell_how_it_is_read(store)
-    return OpenModel(family, spec, store)
+    return checkpoint, family, spec, pooling
 
 
 def _tell_how_it_is_read(store: WeightStore) -> None:

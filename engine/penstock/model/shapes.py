@@ -36,7 +36,7 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout | None
         head_bytes=UnitLayout.of(tensors.head).num_bytes,
         kv_bytes_per_token=spec.kv_bytes_per_token(kv_layout),
         layer_elements=sum(_matrix_elements(layer) for layer in tensors.layers[num_encoder_layers:]),
-        head_elements=output.num_elements,
+        head_elements=output.num_elements if tensors.has_logits else 0,
         max_position_embeddings=spec.max_position_embeddings,
         hidden_size=spec.hidden_size,
         widest_layer=spec.row_size

@@ -68,7 +68,7 @@ class Tokenizer:
         except ImportError as error:
             raise ConfigError(
                 f"the tokenizer in {folder} needs a package that is not installed: {error} "
-                "(for GGUF files: pip install 'penstock[gguf]')"
+                "(for GGUF files: pip install 'penstock-llm[gguf]')"
             ) from error
         except Exception as error:  # transformers and its parsers raise many types; the files are at fault
             raise CorruptFile(f"the tokenizer in {folder} can't be loaded: {error}") from error
@@ -79,6 +79,24 @@ class Tokenizer:
         # verbose=True would warn of texts longer than the context. The engine checks the length itself.
         ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Token ids of two texts with the tokens that the model wants around and between them, and the place
+        where the second text begins; 0 if the tokenizer does not say."""
+        encoded = self.backend(first, second, return_token_type_ids=True, verbose=False)
+        ids, types = list(encoded["input_ids"]), list(encoded["token_type_ids"])
+        return ids, types.index(1) if 1 in types else 0
+
+    def cut(self, text: str, num_tokens: int) -> list[int]:
+        """encode(), with so many tokens at most: the end of the text is left out, and the tokens that the
+        model wants around it stay."""
+        whole, own = self.encode(text), self.encode(text, add_special_tokens=False)
+        if len(whole) <= num_tokens:
+            return whole
+        places = range(len(whole) - len(own) + 1)
+        start = next((place for place in places if whole[place : place + len(own)] == own), 0)
+        end = start + len(own) - (len(whole) - num_tokens)
+        return [*whole[:end], *whole[start + len(own) :]] if end > start else whole[:num_tokens]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids. Bytes that are not UTF-8 become U+FFFD. Spaces stay as they are. Ids that the

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from penstock import (
+    Adapter,
     FinishReason,
     GenerationRequest,
+    PoolingParams,
     PromptEmbeds,
     RequestOutput,
     SamplingParams,
@@ -22,7 +25,7 @@ from penstock_server.answers.ranked_stream import OutputStream, RankedStream, Se
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.loaded_engine import LoadedEngine
 from penstock_server.protocol.answer_bodies import Usage
-from penstock_server.telemetry.metrics import AnswerTimer, RequestMetrics
+from penstock_server.telemetry.metrics import AnswerTimer, ModelMetrics
 from penstock_server.telemetry.request_info import current_request
 from penstock_server.tools.reasoning import ThinkingCounter
 from penstock_server.tools.use import ToolUse
@@ -60,6 +63,8 @@ class Answer:
         self.num_output_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
+        #: The vector or score that was asked for in place of an answer.
+        self.pooled: array[float] | None = None
 
     async def next(self) -> RequestOutput:
         """The next output. Raises EngineDead (also its subclass EngineStopped), StepFailed, RequestFailed."""
@@ -94,6 +99,7 @@ class Answer:
         self.num_output_tokens = output.num_output_tokens
         self.finish_reason = output.finish_reason
         self.stop_reason = output.stop_reason
+        self.pooled = output.pooled
         return output
 
 
@@ -121,31 +127,37 @@ class Answers:
     def __init__(
         self,
         engine: ServedEngine,
-        metrics: RequestMetrics,
+        metrics: ModelMetrics,
         prompts: Sequence[list[int]],
         params: Sequence[SamplingParams],
         priority: int = 0,
         cache_salt: str = "",
         *,
         embeds: Sequence[PromptEmbeds | None] = (),
+        pooling: Sequence[PoolingParams] = (),
         answer_start: tuple[int, ...] = (),
         tells_end_token: bool = False,
         use: ToolUse | None = None,
+        adapter: Adapter | None = None,
+        arrival: float | None = None,
     ) -> None:
         """Starts one sequence for each prompt and each element of `params`, or one beam search for each
         prompt. If one cannot start, none does.
 
         params: as choices() makes them. They differ in the seed, and only the first has prompt_logprobs;
             those of a beam search are equal.
-        priority, cache_salt, answer_start: see GenerationRequest.
+        priority, cache_salt, answer_start, adapter: see GenerationRequest.
         embeds: the vectors of each prompt (see GenerationRequest); empty if no prompt has any.
+        pooling: what vector or score is wanted of each prompt; empty if answers are wanted.
         tells_end_token: the client gets log-probabilities also of the token that ends an answer. A client
             that gets token ids needs them: each token id has log-probabilities then.
         use: how answers are read that may hold reasoning or calls.
+        arrival: when the model was asked for, by the monotonic clock; None: now.
 
         Raises what ServedEngine.loaded and LoadedEngine's validate and submit raise.
         """
         vectors = embeds or [None] * len(prompts)
+        pooled: Sequence[PoolingParams | None] = pooling or [None] * len(prompts)
         self._answers: list[Answer] = []
         self._num_choices = len(params)
         self._num_prompt_tokens = sum(
@@ -154,14 +166,15 @@ class Answers:
         )
         self._metrics = metrics
         self._is_closed = False
-        self._arrival = time.monotonic()
+        self._arrival = time.monotonic() if arrival is None else arrival
         metrics.observe_params(params)
         options = _engine_options(self._num_prompt_tokens)
         options |= {"priority": priority, "cache_salt": cache_salt, "answer_start": answer_start}
+        options["adapter"] = adapter
         try:
             loaded = engine.loaded
-            for prompt, each in zip(prompts, vectors, strict=True):
-                asked = GenerationRequest(prompt, params[0], prompt_embeds=each, **options)
+            for prompt, each, wanted in zip(prompts, vectors, pooled, strict=True):
+                asked = GenerationRequest(prompt, params[0], prompt_embeds=each, pooling=wanted, **options)
                 self._start(loaded, loaded.validate(asked), params, tells_end_token, use)
         except BaseException as error:
             if isinstance(error, QueueFull):

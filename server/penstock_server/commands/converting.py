@@ -16,6 +16,7 @@ from penstock.evaluate import prefix
 from penstock.kernels import choose_kernels
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.registry import OpenModel
+from penstock.weights.checkpoints.checksums import Checksums
 from penstock.weights.conversion.manifest import verify
 from penstock.weights.conversion.report import ConversionReport
 from penstock_server.facade.loading import convert_with_checksums, open_source
@@ -44,16 +45,18 @@ class ProgressBar:
         self._bar.close()
 
 
-def run_convert(settings: Settings, target: Path, text: Path | None, num_tokens: int) -> int:
+def run_convert(
+    settings: Settings, target: Path, text: Path | None, num_tokens: int, begun: Checksums | None = None
+) -> int:
     """Converts a model. With a text, the first `num_tokens` tokens of the text serve to compensate rounding
-    errors (GPTQ). Raises PenstockError."""
+    errors (GPTQ). `begun` are checksums of the source that are computed already. Raises PenstockError."""
     content = read_text(text) if text is not None else None
     opened = open_source(settings)
     with opened.store.checkpoint:
         rounding = _calibration(opened, content, num_tokens) if content is not None else None
         bar = ProgressBar(f"converting to {target}", "B")
         try:
-            report, checksums = convert_with_checksums(opened.store, target, bar, rounding)
+            report, checksums = convert_with_checksums(opened.store, target, bar, rounding, begun)
         finally:
             bar.close()
     print("\n".join([*summary(report, target), *checksums]))

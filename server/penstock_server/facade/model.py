@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock import FormedPrompt, Grammar, PromptForms, Tokenizer
 
 if TYPE_CHECKING:
-    from penstock import PromptEmbeds
+    from penstock import Adapter, PoolingSpec, PromptEmbeds
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class ServedModel:
     forms: PromptForms
     #: What the server was started with, by names.
     soft_prompts: Mapping[str, PromptEmbeds] = field(default_factory=dict)
+    #: The name in answers.
+    name: str = ""
+    #: What changes the model for a request that named it; None: the model as it is.
+    adapter: Adapter | None = None
     #: The model predicts the tokens of a prompt. Models that see a prompt both ways, or encode it, do not.
     predicts_prompt: bool = True
     #: Tokens with which the decoder of an encoder-decoder begins every answer. They count as tokens of the
@@ -40,6 +44,15 @@ class ServedModel:
     model_impl: str = "penstock"
     #: A request gets the same bits in any company.
     is_batch_invariant: bool = True
+    #: How the model makes vectors or scores; None for a model that writes.
+    pooling: PoolingSpec | None = None
+
+    @property
+    def task(self) -> str:
+        """What the model is for: "generate", "embed" or "score"."""
+        if self.pooling is None:
+            return "generate"
+        return "score" if self.pooling.is_score else "embed"
 
     def room(self, form: FormedPrompt | None = None) -> int:
         """The most tokens of a prompt and its answer together, if the prompt has this form."""

@@ -13,12 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.errors import UnsafeCheckpoint, WrongTensor
+from penstock.weights.checkpoints.checksums import Checksums
 from penstock.weights.checkpoints.safetensors_header import read_header
 from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.formats.model_formats import has_int4
 from penstock_server import cli
 from penstock_server.commands.converting import run_convert, summary
 from penstock_server.facade.loading import load_engine
+from penstock_server.facade.source_checksums import begin_checksums
 from penstock_server.settings.settings import Settings
 
 
@@ -159,6 +161,20 @@ def test_pickles_are_converted_on_request_alone(
     assert "SHA-256" not in capsys.readouterr().out
     for path in out.glob("*.safetensors"):
         assert path.read_bytes() == (tmp_path / "plain" / path.name).read_bytes()
+
+
+def test_checksums_that_were_begun_are_those_of_the_source(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = as_pickle(tiny_llama, tmp_path / "source")
+    settings = Settings(model=str(file.parent), allow_pickle=True)
+    expected = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert begin_checksums(settings).wait() == {file: expected}
+    assert begin_checksums(Settings(model=str(file.parent))).wait() == {}  # pickles are not allowed
+    assert begin_checksums(Settings(model=str(tiny_llama), allow_pickle=True)).wait() == {}
+    for begun in (begin_checksums(settings), Checksums([tiny_llama / "config.json"])):
+        run_convert(settings, tmp_path / "out", None, 0, begun)
+        assert f"SHA-256 of pytorch_model.bin: {expected}" in capsys.readouterr().out
 
 
 def test_convert_to_takes_pickles_on_request_alone(

@@ -58,12 +58,6 @@ def test_the_version_is_one_that_clients_know(server: LiveServer) -> None:
     assert tuple(map(int, version.split("."))) > (0, 6, 4), "VS Code asks for so much"
 
 
-def test_embeddings_are_refused_in_words(client: Any) -> None:
-    for ask in (lambda: client.embed("big", "x"), lambda: client.embeddings("big", "x")):
-        with pytest.raises(ollama.ResponseError, match="no embeddings"):
-            ask()
-
-
 def test_while_the_model_loads(make_client: MakeClient) -> None:
     engine = FakeAsyncEngine()
     engine.status = EngineStatus("loading", 1, 4)

@@ -16,6 +16,7 @@ from penstock.generation.grammars.thinking import Thinking
 
 if TYPE_CHECKING:
     from penstock.generation.requests.prompt_embeds import PromptEmbeds
+    from penstock.weights.adapters.adapter import Adapter
 
 MAX_LOGPROBS = 20
 #: Parameters of the draw, and their values that change nothing. A beam search draws nothing.
@@ -151,6 +152,18 @@ def without_draws(advice: Mapping[str, object]) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
+class PoolingParams:
+    """What a caller wants of a model that pools."""
+
+    #: Numbers of the vector, one of PoolingSpec.dimensions. None: all.
+    dimensions: int | None = None
+    #: The vector has length 1. None: as the model's own files say. A vector with fewer dimensions always has.
+    normalizes: bool | None = None
+    #: The first token of a pair's second text. 0: there is one text.
+    second_from: int = 0
+
+
+@dataclass(frozen=True)
 class GenerationRequest:
     """A prompt, and how to answer it. The request goes unchanged from its maker to the Sequence, and its
     maker does not change the prompt's list any more."""
@@ -173,9 +186,13 @@ class GenerationRequest:
     #: Vectors in front of the prompt's tokens, which there may be none of then. Token ids below 0 put vectors
     #: elsewhere: the id -1 stands for the first vector, -2 for the second, and none is put in front.
     prompt_embeds: PromptEmbeds | None = None
+    #: What changes the model for this request (Engine.adapters); None: the model as it is.
+    adapter: Adapter | None = None
     #: The first tokens that a model with an encoder writes, whatever their logits are. They are no part of
     #: the answer, and are computed together with the token with which every answer begins.
     answer_start: tuple[int, ...] = ()
+    #: A vector or a score is wanted in place of text; `params` has max_tokens 0 then.
+    pooling: PoolingParams | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
+from array import array
 from dataclasses import dataclass
 
 from penstock.errors import ComputationError, DeadlineExceeded, QueueTimeout, RequestFailed
@@ -63,6 +64,8 @@ class RequestOutput:
     score: float | None = None
     #: The other answers of a beam search, best first; this one is the best.
     others: tuple[RequestOutput, ...] = ()
+    #: Of a request for a vector or a score: see Chosen.
+    pooled: array[float] | None = None
 
 
 class Request:

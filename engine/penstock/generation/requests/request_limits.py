@@ -7,9 +7,19 @@ from dataclasses import dataclass, replace
 from penstock.errors import ContextOverflow, InvalidParameter
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
-from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams, ValidRequest
+from penstock.generation.requests.generation_request import (
+    GenerationRequest,
+    PoolingParams,
+    SamplingParams,
+    ValidRequest,
+)
+from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.spec import ModelSpec
 
+OTHER_ROUTES = (
+    "Ask /v1/embeddings for vectors, /v1/score and /v1/rerank for scores; --runner generate serves a decoder "
+    "for text"
+)
 KV_LIMIT = ", which is what its keys and values have room for (--kv-tokens, --kv-cache-memory)"
 
 
@@ -41,10 +51,12 @@ class RequestLimits:
         grammars: GrammarCompiler,
         beam_room: BeamRoom,
         max_step_tokens: int = 0,
+        pooling: PoolingSpec | None = None,
     ) -> None:
         """max_model_len: tokens of a prompt and its answer together. is_context_cut: the KV cache sets
         max_model_len, since the cache is smaller than the model's context. max_step_tokens: tokens that a
-        step has at most."""
+        step has at most. pooling: how the model pools, if it does."""
+        self._pooling = pooling
         self._beam_room, self._num_soft = beam_room, len(spec.soft_prompt)
         self.vocab_size, self._embedding_size = spec.vocab_size, spec.embedding_size
         self._has_encoder = spec.has_encoder
@@ -65,6 +77,7 @@ class RequestLimits:
         """
         if isinstance(request, ValidRequest):
             return request
+        self._check_purpose(request.pooling)
         self._check_prompt(request)
         if request.params.prompt_logprobs is not None:
             self._check_prompt_logprobs(request)
@@ -104,6 +117,24 @@ class RequestLimits:
         if wanted is None:
             wanted = min(num_left, self.max_model_len - num_prompt - num_start)
         return replace(request, params=replace(request.params, max_tokens=wanted))
+
+    def _check_purpose(self, params: PoolingParams | None) -> None:
+        if self._pooling is None and params is not None:
+            raise InvalidParameter(
+                "model",
+                "this model is served to write text. Start the server with --runner pooling for its vectors, "
+                "or serve a model that is made for them, such as Qwen/Qwen3-Embedding-0.6B or BAAI/bge-m3, "
+                "and for scores BAAI/bge-reranker-v2-m3",
+            )
+        if self._pooling is None:
+            return
+        if params is None:
+            what = "gives scores to pairs of texts" if self._pooling.is_score else "gives vectors to texts"
+            raise InvalidParameter("model", f"this model {what} and writes no text. {OTHER_ROUTES}")
+        wanted = params.dimensions
+        if wanted is not None and not self._pooling.allows(wanted):
+            allowed = self._pooling.allowed_dimensions
+            raise InvalidParameter("dimensions", f"dimensions is {wanted}; it must be {allowed}")
 
     def _check_prompt(self, request: GenerationRequest) -> None:
         token_ids, embeds = request.prompt_token_ids, request.prompt_embeds
@@ -186,7 +217,11 @@ class RequestLimits:
             f"{num_prompt + wanted}; this model's context here is {context}. Shorten the prompt or ask "
             "for fewer"
         )
-        if num_prompt >= self.max_model_len:
+        if self._pooling is not None:
+            message = (
+                f"the text has {num_prompt} tokens; this model's context here is {context}. Shorten the text"
+            )
+        elif num_prompt >= self.max_model_len:
             message = (
                 f"the prompt has {num_prompt} tokens; this model's context here is {context}, and an "
                 "answer has to fit into it as well. Shorten the prompt"

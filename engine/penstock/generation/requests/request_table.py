@@ -15,6 +15,7 @@ from penstock.generation.grammars.thinking import ThinkingMatcher
 from penstock.generation.prompt_frame import PromptFrame
 from penstock.generation.requests.beam_request import BeamRequest
 from penstock.generation.requests.generation_request import SamplingParams, ValidRequest
+from penstock.generation.requests.pooled_request import PooledRequest
 from penstock.generation.requests.request import Request, RequestOutput
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.scheduler import Scheduler
@@ -65,6 +66,8 @@ class RequestTable:
         self._scheduler.add(sequence)
 
     def _request(self, sequence: Sequence) -> Request:
+        if sequence.pooled is not None:
+            return PooledRequest(sequence, self._tokenizer)
         if sequence.params.beams is None:
             return Request(sequence, self._tokenizer)
         return BeamRequest(

@@ -30,10 +30,17 @@ class ScheduledSequence(NamedTuple):
     #: Copies of the recurrent state that are kept: (number of the sequence's tokens that the state stands
     #: for, slot of the copy), in the order of tokens.
     saves: tuple[tuple[int, int], ...] = ()
+    #: Tokens, by index, whose hidden states are pooled. Where a sequence is there to be pooled, no other rows
+    #: are wanted.
+    pooled: range | None = None
 
     @classmethod
     def of(cls, sequence: Sequence, num_new_tokens: int) -> ScheduledSequence:
         is_sampled = num_new_tokens == sequence.num_pending_tokens
+        if sequence.pooled is not None:
+            start, wanted = sequence.num_computed_tokens, sequence.pooled
+            pooled = range(max(start, wanted.start), min(start + num_new_tokens, wanted.stop))
+            return cls(sequence, num_new_tokens, is_sampled, pooled=pooled)
         if sequence.prompt_scores is None:
             return cls(sequence, num_new_tokens, is_sampled)
         num_computed = sequence.num_computed_tokens
@@ -43,7 +50,9 @@ class ScheduledSequence(NamedTuple):
     @property
     def num_rows(self) -> int:
         """Rows of logits that are wanted: those of `scored` in order, then of the last token and the
-        drafts."""
+        drafts; or those of `pooled`."""
+        if self.pooled is not None:
+            return len(self.pooled)
         return len(self.scored) + self.is_sampled + self.drafts.num_nodes
 
 

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 #: After each piece, the thread waits for its turn at the interpreter, which other threads use as well. More
 #: than a piece is never mapped, since mapped pages count as memory of the process.
 PIECE_BYTES = 8 << 20
+#: What the thread adds to its nice value: it takes the time of processors that the files' user leaves idle,
+#: while that one waits for the disk.
+NICENESS = 10
 
 
 class Checksums:
@@ -26,7 +30,8 @@ class Checksums:
 
     def __init__(self, files: Sequence[Path], is_logged: bool = False) -> None:
         """With `is_logged` the thread logs the checksums at its end, and nobody needs to wait for it."""
-        self._files = files
+        #: The files whose checksums are computed.
+        self.files = tuple(files)
         self._found: dict[Path, str] = {}
         self._error: OSError | None = None
         self._is_wanted = True
@@ -47,8 +52,10 @@ class Checksums:
         self._thread.join()
 
     def _run(self) -> None:
+        if sys.platform == "linux":  # elsewhere the call would be for the whole process
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.nice(0) + NICENESS)
         try:
-            for file in self._files:
+            for file in self.files:
                 self._found[file] = _checksum(self._pieces(file))
         except OSError as error:
             self._error = error

@@ -20,14 +20,16 @@ SHIPPED = {
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 #: Files that a model needs. Pickles and other formats of the same weights are not fetched.
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+#: What a plan needs: config.json, and what sentence-transformers says of a model.
+CONFIG_PATTERNS = ["config.json", "modules.json", "sentence_bert_config.json", "[0-9]*_*/config.json"]
 #: Pickles with a model's weights.
 PICKLE_PATTERNS = ["pytorch_model.bin", "pytorch_model-*-of-*.bin"]
 
 
 def find_config(model: str | Path, revision: str | None = None, offline: bool = False) -> Path:
-    """A folder that holds the model's config.json. Nothing else of a repository is fetched: a plan needs no
-    weights. Raises CheckpointNotFound and DownloadError."""
-    return _local(model) or _download(str(model), revision, offline, ["config.json"])
+    """A folder that holds the model's config.json, and the files that say what the model is for. Nothing else
+    of a repository is fetched: a plan needs no weights. Raises CheckpointNotFound and DownloadError."""
+    return _local(model) or _download(str(model), revision, offline, CONFIG_PATTERNS)
 
 
 def find_model(

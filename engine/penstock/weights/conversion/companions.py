@@ -19,23 +19,24 @@ COMPANIONS = (
     "LICENSE*",
     "NOTICE*",
     "README.md",
+    "[0-9]*_*/config.json",  # the parts that sentence-transformers' modules.json names
 )
 #: A larger file than this is not a tokenizer.
 MAX_COMPANION_BYTES = 256 << 20
 
 
 def read_companions(folder: Path) -> dict[str, bytes]:
-    """The files' contents by their names. Of a model that is one file: its tokenizer, as the files that a
-    folder has. Raises CorruptFile."""
+    """The files' contents by their names, or paths in the folder. Of a model that is one file: its tokenizer,
+    as the files that a folder has. Raises CorruptFile."""
     if folder.is_file():
         with tempfile.TemporaryDirectory() as temporary:
             Tokenizer.load(folder).backend.save_pretrained(temporary)
             return read_companions(Path(temporary))
     found = sorted({path for pattern in COMPANIONS for path in folder.glob(pattern) if path.is_file()})
     return {
-        path.name: read_bytes(path)
+        path.relative_to(folder).as_posix(): read_bytes(path)
         for path in found
-        if path.name not in (CONFIG, MANIFEST)
+        if path.relative_to(folder).as_posix() not in (CONFIG, MANIFEST)
         and not path.name.endswith(".index.json")
         and path.stat().st_size <= MAX_COMPANION_BYTES
     }

@@ -152,6 +152,7 @@ class Conversion:
         entries = self._manifest["files"]
         for name, content in companions.items():
             if entries.get(name) != whole_file.describe_bytes(content):
+                (self._target / name).parent.mkdir(exist_ok=True)
                 entries[name] = whole_file.write(self._target / name, [content])
         shapes = packed_shapes(self._files, self._store.source)
         if shapes:
