@@ -40,7 +40,8 @@ def with_tokenizer(folder: Path, into: Path) -> Path:
 
 
 def first_token_s(url: str, model: str) -> float:
-    body = {"model": model, "prompt": [5] * 16, "max_tokens": 2, "stream": True, "ignore_eos": True}
+    body: dict[str, Any] = {"model": model, "prompt": [5] * 16, "max_tokens": 2, "ignore_eos": True}
+    body |= {"stream": True, "return_token_ids": True}  # a token of random weights may have no text
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
-from penstock.draft_model import check_plan, config_beside, machine_beside, own_config
+from penstock.drafters import mtp_plan
+from penstock.drafters.draft_model import check_plan, config_beside, machine_beside, own_config
 from penstock.errors import ConfigError
-from penstock.generation.drafting.expectation import Assumed, assumed_model
+from penstock.generation.drafting.expectation import Assumed, assumed_head, assumed_model
 from penstock.kernels import expected_traits
 from penstock.memory import kept_uses
 from penstock.memory.hardware import HardwareProfile
@@ -71,7 +72,12 @@ def run_plan(
     if device is not None:
         hardware = dataclasses.replace(hardware, device=device)
         assumptions += [*card_notes(device), HOST_NOTE]
-    draft = planned_draft(settings, hardware, config) if _drafts(size, config) else None
+    draft = None
+    if _drafts(size, config):
+        draft = planned_draft(settings, hardware, config)
+        if draft is None and (folder is None or not folder.is_file()):
+            text = read_config(folder) if folder else find_shape(shape or "")
+            draft = planned_head(text, hardware, config)
     if draft is not None:
         assumptions += without_draft(size, hardware, config)
         config, hardware = draft.beside(config, hardware)
@@ -143,6 +149,32 @@ def planned_draft(settings: Settings, hardware: HardwareProfile, config: EngineC
         return predict_step(plan, size, host, own, num_places, num_places).seconds
 
     return PlannedDraft(plan, assumed_model(size.token_elements + size.head_elements, level_s))
+
+
+def planned_head(
+    config_json: dict[str, Any], hardware: HardwareProfile, config: EngineConfig
+) -> PlannedDraft | None:
+    """The head of multi-token prediction that config.json tells of, if it would guess."""
+    if config.mtp == "off" or config.draft_model is not None or hardware.device is not None:
+        return None
+    family, spec = read_spec(config_json, config.model_impl)
+    head = family.mtp_spec(spec, None)
+    if head is None:
+        return None
+    own = mtp_plan.own_config(config, head.max_position_embeddings)
+    tensors = planned_tensors(family.model_tensors(head), config_json, "int8", own.group_size)
+    size = footprint(head, tensors, head.kv_layout(own.kv_dtype))
+    size = dataclasses.replace(size, embedding_bytes=0, head_bytes=0)  # the model's
+    plan = estimated_plan(size, hardware, own)
+    budget = mtp_plan.fair_budget(plan, size.experts, spec.num_layers)
+    if budget is not None:
+        own = dataclasses.replace(own, host_memory_bytes=budget)
+        plan = estimated_plan(size, hardware, own)
+
+    def level_s(num_places: int) -> float:
+        return predict_step(plan, size, hardware, own, num_places, num_places).seconds
+
+    return PlannedDraft(plan, assumed_head(level_s))
 
 
 def without_draft(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> list[str]:

@@ -157,6 +157,8 @@ def _details(family: str) -> Details:
 
 
 def _capabilities(model: ServedModel | None) -> list[str]:
+    if model is not None and model.pooling is not None:
+        return ["embedding"] if model.task == "embed" else []
     found = ["completion"]
     if model is None:
         return found
