@@ -117,19 +117,19 @@ def _eval(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _pull(options: argparse.Namespace, settings: Settings) -> int:
-    from penstock_server.commands.pulling import run_pull
+    from penstock_server.commands.fetching.pulling import run_pull
 
     return run_pull(settings, options.convert, options.delete_original)
 
 
 def _list(options: argparse.Namespace, settings: Settings) -> int:
-    from penstock_server.commands.stored_models import run_list
+    from penstock_server.commands.fetching.stored_models import run_list
 
     return run_list(settings.cache_dir, options.json)
 
 
 def _rm(options: argparse.Namespace, settings: Settings) -> int:
-    from penstock_server.commands.stored_models import run_rm
+    from penstock_server.commands.fetching.stored_models import run_rm
 
     return run_rm(settings.cache_dir, options.names)
 

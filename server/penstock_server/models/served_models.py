@@ -86,8 +86,8 @@ class OneModel(ServedModels):
             settings.model_names,
             engine=engine,
             aliases=(settings.model,),
-            adapters=settings.adapters,
             is_pinned=True,
+            adapters=settings.adapters,
         )
         super().__init__((model,))
         self._engine = engine
