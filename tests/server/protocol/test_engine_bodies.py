@@ -119,6 +119,7 @@ STATS = [
     "experts",
     "links.disk.num_bytes",
     "links.disk.busy_s",
+    "kv_disk",
     "step_tokens",
     "steps_by_tokens",
 ]
