@@ -68,10 +68,10 @@ def check_adapter(folder: Path) -> None:
         return
     base = _base_model(folder / ADAPTER_CONFIG)
     raise UnsupportedModel(
-        f"{folder} holds an adapter ({ADAPTER_CONFIG}, {files[0]}) for {base}, and Penstock computes whole "
-        "models. Merge the adapter once with peft: AutoPeftModelForCausalLM.from_pretrained(folder)"
-        ".merge_and_unload().save_pretrained(new_folder). To serve a model that lies in the same folder "
-        "without the adapter, move the adapter's files away"
+        f"{folder} holds an adapter ({ADAPTER_CONFIG}, {files[0]}) for {base}, and no model. Serve the model "
+        f"with --lora NAME={folder}, or merge the adapter once with peft: AutoPeftModelForCausalLM"
+        ".from_pretrained(folder).merge_and_unload().save_pretrained(new_folder). To serve a model that lies "
+        "in the same folder without the adapter, move the adapter's files away"
     )
 
 
