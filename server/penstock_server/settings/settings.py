@@ -133,10 +133,10 @@ class Settings:
     cache_dir: Path = setting(
         "model",
         "folder of files that are kept from run to run: measured rates of this machine, kernels compiled for "
-        "its GPU, the random models of bench --shape (models of the hub lie elsewhere); default: "
-        "~/.cache/penstock",
+        "its GPU, the random models of bench --shape, copies that pull --convert has made (models of the hub "
+        "lie elsewhere); default: ~/.cache/penstock",
         CACHE_DIR,
-        commands=(*MEASURING, "doctor"),
+        commands=(*MEASURING, "doctor", "pull", "list", "rm"),
         parse=Path,
         metavar="FOLDER",
     )
