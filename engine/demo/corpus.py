@@ -641,7 +641,7 @@ def chat(rng: random.Random) -> Document:
     turns: list[tuple[str, str]] = []
     if rng.random() < 0.2:
         turns.append(("system", rng.choice(SYSTEM_PROMPTS)))
-    for maker in rng.choices(makers, weights, k=rng.choice((1, 1, 1, 1, 2, 2, 3, 5, 20))):
+    for maker in rng.choices(makers, weights, k=rng.choice((1, 1, 1, 1, 2, 2, 3, 5))):
         turns += _as_typed(rng, maker(rng))
     return Document(turns=tuple(turns))
 
@@ -700,5 +700,11 @@ def documents(seed: int) -> Iterator[Document]:
     """An endless stream, the same for the same seed."""
     rng = random.Random(seed)
     while True:
-        chance = rng.random()
-        yield plain(rng) if chance < 0.12 else chat_with_tools(rng) if chance < 0.6 else chat(rng)
+        yield plain(rng) if rng.random() < 0.15 else chat(rng)
+
+
+def documents_with_tools(seed: int) -> Iterator[Document]:
+    """The same, and as many chats with tools."""
+    rng, others = random.Random(seed), documents(seed + 1)
+    while True:
+        yield chat_with_tools(rng) if rng.random() < 0.5 else next(others)

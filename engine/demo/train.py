@@ -1,12 +1,18 @@
 """Train the demo model from nothing: text, tokenizer, model, INT8 folder.
 
-    python engine/demo/train.py --output DIR [--float-output DIR]
+    python engine/demo/train.py --output DIR [--begin FOLDER] [--steps N] [--float-output DIR]
 
 Needs no GPU and no data: `corpus.py` invents the text. On two CPU cores that multiply bfloat16 it
 takes about half an hour; the number of steps and every seed are fixed, so that a second run differs
 from the first only by the rounding of another machine. `--steps 200` is a quick try. DIR becomes a
-Hugging Face folder in the compressed-tensors `int-quantized` layout; `--float-output` keeps the
-float32 weights too, for whoever wants to measure what INT8 costs.
+Hugging Face folder in the compressed-tensors `int-quantized` layout, which `penstock convert` turns
+into the folder that ships; `--float-output` keeps the float32 weights too, for whoever wants to
+measure what INT8 costs.
+
+`--begin engine/penstock/demo_model` goes on from these weights, with chats that call tools and with
+sequences of 4096 tokens in the last steps. 400 steps take half an hour of one core that does nothing
+else. (The shipped model is from before: with 64 such steps the format of calls was learned, and the
+words of the request were not copied into them.)
 """
 
 from __future__ import annotations
@@ -15,14 +21,14 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import calls
 import torch
-from corpus import Document, documents
+from corpus import Document, documents, documents_with_tools
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
@@ -46,7 +52,14 @@ FURTHER_PEAK_LR = 5e-3
 TRAIN_SEED, TOKENIZER_SEED, HELD_OUT_SEED, MODEL_SEED, FURTHER_SEED = 1, 2, 3, 4, 5
 IGNORED = -100  # the label that cross_entropy skips
 
-CHAT_TEMPLATE = """\
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+TOOL_TEMPLATE = """\
 {%- macro call(it) %}<tool_call>
 {"name": "{{ it.function.name }}", "arguments": {{ it.function.arguments | tojson }}}
 </tool_call>{% endmacro -%}
@@ -108,6 +121,21 @@ SAMPLES = (
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """What a training learns. texts(seed): the documents; context: tokens of a sequence in the last steps."""
+
+    texts: Callable[[int], Iterator[Document]]
+    seed: int
+    peak_lr: float
+    context: int
+    template: str
+
+
+ANEW = Recipe(documents, TRAIN_SEED, PEAK_LR, SHORT, CHAT_TEMPLATE)
+FURTHER = Recipe(documents_with_tools, FURTHER_SEED, FURTHER_PEAK_LR, CONTEXT, TOOL_TEMPLATE)
+
+
+@dataclass(frozen=True)
 class Chunk:
     """`inputs` and `labels` [batch, context]; labels are shifted by one and masked."""
 
@@ -158,10 +186,12 @@ def encode(tokenizer: Tokenizer, document: Document) -> list[tuple[int, bool]]:
     return tokens
 
 
-def chunks(tokenizer: Tokenizer, seed: int) -> Iterator[Chunk]:
+def chunks(
+    tokenizer: Tokenizer, seed: int, texts: Callable[[int], Iterator[Document]] = documents
+) -> Iterator[Chunk]:
     """Documents laid end to end and cut, so that no token is padding: CONTEXT tokens a chunk."""
     tokens: list[tuple[int, bool]] = []
-    for document in documents(seed):
+    for document in texts(seed):
         tokens += encode(tokenizer, document)
         if len(tokens) > CONTEXT:
             ids = torch.tensor([token for token, _ in tokens[: CONTEXT + 1]])
@@ -182,7 +212,7 @@ def stored_weights(folder: Path) -> dict[str, Tensor]:
     }
 
 
-def new_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
+def new_model(tokenizer: Tokenizer, context: int) -> LlamaForCausalLM:
     torch.manual_seed(MODEL_SEED)
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
@@ -191,7 +221,7 @@ def new_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
         num_hidden_layers=6,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.token_to_id(BOS),
         eos_token_id=tokenizer.token_to_id(END),
@@ -228,18 +258,19 @@ def optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def fit(model: LlamaForCausalLM, tokenizer: Tokenizer, steps: int, seed: int, peak_lr: float) -> None:
+def fit(model: LlamaForCausalLM, tokenizer: Tokenizer, steps: int, recipe: Recipe) -> None:
     updates = optimizers(model)
-    stream = chunks(tokenizer, seed)
+    stream = chunks(tokenizer, recipe.seed, recipe.texts)
+    first_long = (1 - LONG_STEPS) * steps if recipe.context > SHORT else steps
     start, total = time.perf_counter(), 0.0
     model.train()
     for step in range(steps):
         chunk = next(stream)
-        loss = loss_of(model, chunk if step < (1 - LONG_STEPS) * steps else chunk.in_one())
+        loss = loss_of(model, chunk if step < first_long else chunk.in_one())
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in updates:
-            optimizer.param_groups[0]["lr"] = peak_lr * learning_rate(step, steps)
+            optimizer.param_groups[0]["lr"] = recipe.peak_lr * learning_rate(step, steps)
             optimizer.step()
             optimizer.zero_grad()
         total += loss.item()
@@ -253,8 +284,8 @@ def fit(model: LlamaForCausalLM, tokenizer: Tokenizer, steps: int, seed: int, pe
 
 
 @torch.inference_mode()
-def held_out_loss(model: LlamaForCausalLM, tokenizer: Tokenizer) -> float:
-    stream = chunks(tokenizer, HELD_OUT_SEED)
+def held_out_loss(model: LlamaForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> float:
+    stream = chunks(tokenizer, HELD_OUT_SEED, recipe.texts)
     return sum(loss_of(model, next(stream)).item() for _ in range(16)) / 16
 
 
@@ -278,24 +309,24 @@ def dequantize(model: LlamaForCausalLM, tensors: dict[str, Tensor]) -> None:
             value.copy_(tensors[name].float() if scale is None else tensors[name] * scale)
 
 
-def chat_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+def chat_tokenizer(tokenizer: Tokenizer, recipe: Recipe) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=END,
         pad_token=PAD,
         extra_special_tokens=list(ROLES.values()),
-        chat_template=CHAT_TEMPLATE,
+        chat_template=recipe.template,
         clean_up_tokenization_spaces=False,
-        model_max_length=CONTEXT,
+        model_max_length=recipe.context,
     )
 
 
 def write_folder(
-    model: LlamaForCausalLM, tokenizer: Tokenizer, tensors: dict[str, Tensor], folder: Path
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tensors: dict[str, Tensor], folder: Path
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    chat_tokenizer(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     config = model.config.to_dict() | {
         "architectures": ["LlamaForCausalLM"],
         "dtype": "float16",
@@ -338,21 +369,22 @@ def main() -> None:
         torch.set_num_threads(arguments.threads)
     begin = arguments.begin
     tokenizer = Tokenizer.from_file(str(begin / "tokenizer.json")) if begin else train_tokenizer()
-    model = new_model(tokenizer)
+    recipe = FURTHER if begin else ANEW
+    chat = chat_tokenizer(tokenizer, recipe)
+    model = new_model(tokenizer, recipe.context)
     if begin:
         model.load_state_dict(stored_weights(begin), strict=False)  # the head is the embedding
     print(f"{model.num_parameters():,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
-    seed, peak_lr = (FURTHER_SEED, FURTHER_PEAK_LR) if begin else (TRAIN_SEED, PEAK_LR)
-    fit(model, tokenizer, arguments.steps, seed, peak_lr)
-    print(f"held-out loss {held_out_loss(model, tokenizer):.4f} (float)", flush=True)
+    fit(model, tokenizer, arguments.steps, recipe)
+    print(f"held-out loss {held_out_loss(model, tokenizer, recipe):.4f} (float)", flush=True)
     if arguments.float_output:
         model.save_pretrained(arguments.float_output)
-        chat_tokenizer(tokenizer).save_pretrained(arguments.float_output)
+        chat.save_pretrained(arguments.float_output)
     tensors = quantized_tensors(model)
-    write_folder(model, tokenizer, tensors, arguments.output)
+    write_folder(model, chat, tensors, arguments.output)
     dequantize(model, tensors)
-    print(f"held-out loss {held_out_loss(model, tokenizer):.4f} (INT8)", flush=True)
-    show_samples(model, chat_tokenizer(tokenizer))
+    print(f"held-out loss {held_out_loss(model, tokenizer, recipe):.4f} (INT8)", flush=True)
+    show_samples(model, chat)
 
 
 if __name__ == "__main__":

@@ -50,8 +50,6 @@ def test_texts_are_filled_in_and_ascii() -> None:
     for text in texts(7, 3000):
         assert text.strip() == text != ""
         assert text.isascii()
-        if is_of_tools(text):
-            continue
         assert not re.search(r"[{}<>]|  |\bNone\b|\.\.|\ba [aeio]|\ban [^aeiouhA]", text), text
 
 
@@ -65,7 +63,7 @@ def test_chats_alternate_and_end_with_an_answer() -> None:
 
 def test_calls_are_of_offered_tools_with_words_of_the_request() -> None:
     num_calls = num_silent = 0
-    for document in itertools.islice(corpus.documents(14), 1500):
+    for document in itertools.islice(corpus.documents_with_tools(14), 1200):
         role, first = document.turns[0] if document.turns else ("", "")
         if role != "system" or corpus.calls.HEAD not in first:
             assert not any(is_of_tools(text) for _, text in document.turns)
@@ -136,7 +134,7 @@ def test_comparisons_and_counts_are_right() -> None:
 def test_the_chat_template_writes_what_was_learned() -> None:
     train = module("train")
     tokenizer = train.Tokenizer.from_file(str(DEMO.parent / "penstock/demo_model/tokenizer.json"))
-    chat = train.chat_tokenizer(tokenizer)
+    chat = train.chat_tokenizer(tokenizer, train.FURTHER)
     rng = random.Random(15)
     for _ in range(50):
         (task, *others), prompt = corpus.calls.tasks(rng), rng.choice(("", "Be kind and clear."))

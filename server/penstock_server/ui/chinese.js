@@ -89,7 +89,7 @@ export const CHINESE = {
   codeIn: "{language} 代码",
   askModel: "问 {model} 一个问题吧。",
   ask: "问一个问题吧。",
-  demoHint: "演示模型只懂英语，会讲一些故事，知道一些常识，能做简单的加法，也会调用请求中给出的工具。",
+  demoHint: "演示模型只懂英语，会讲一些故事，知道一些常识，能做简单的加法。",
   ideaStory: "讲一个关于狐狸的故事。",
   ideaSum: "7 加 5 等于几？",
   ideaWho: "你是谁？",

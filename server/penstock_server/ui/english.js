@@ -90,7 +90,7 @@ export const ENGLISH = {
   codeIn: "Code in {language}",
   askModel: "Ask {model} something.",
   ask: "Ask something.",
-  demoHint: "The demo model knows some stories, facts and sums, in English. It calls tools that a request offers.",
+  demoHint: "The demo model knows some stories, facts and sums, in English.",
   ideaStory: "Tell me a story about a fox.",
   ideaSum: "What is 7 plus 5?",
   ideaWho: "Who are you?",
