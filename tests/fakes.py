@@ -28,7 +28,11 @@ from penstock.metrics import EngineMetrics
 from penstock.spec import ModelSpec
 from penstock.text.prompt_forms import PromptForms
 from penstock_server.facade import inside
+from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.model import ServedModel
+from penstock_server.models.served_models import OneModel
+from penstock_server.settings.settings import Settings
+from penstock_server.telemetry.metrics import ModelMetrics, RequestMetrics
 
 EOS = 256
 VOCAB_SIZE = 257
@@ -137,6 +141,7 @@ class FakeModel:
         self.meter = SimpleNamespace(predict=lambda *numbers: UNKNOWN, known_s=lambda num_tokens: 0.0)
         self.draft_model = None
         self.pooling = None
+        self.adapters = SimpleNamespace(by_name={})
         self.spec = model_spec()
         self.model = SimpleNamespace(is_invariant=True, spec=self.spec)
         self.default_sampling: dict[str, object] = {}
@@ -153,6 +158,15 @@ class FakeModel:
             beam_room=BeamRoom(self.config.max_num_seqs, PLAN.num_kv_blocks, PLAN.block_size),
         )
         return limits.validate(request)
+
+
+def one_model(fake: Any) -> OneModel:
+    """A FakeAsyncEngine's model, as a server of this one model has it."""
+    return OneModel(ServedEngine(fake), Settings(model="tiny"))
+
+
+def metrics_of(fake: Any) -> ModelMetrics:
+    return RequestMetrics(one_model(fake)).of("tiny")
 
 
 def model_of(fake: FakeModel) -> ServedModel:

@@ -23,7 +23,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from fakes import FakeAsyncEngine
+from fakes import FakeAsyncEngine, one_model
 from penstock.metrics import Traffic
 from penstock_server.api.app import create_app
 from penstock_server.commands.command_line import build_parser
@@ -140,13 +140,25 @@ def test_the_packages_of_setuptools_are_copied() -> None:
     ("variant", "cuda", "is_good"),
     [
         ("cpu", None, True), ("cpu", "13.0", False), ("cu126", "12.6", True), ("cu126", "13.0", False),
-        ("cu126", None, False), ("cu130", "13.0", True), ("cu128", "12.8", False),
+        ("cu126", None, False), ("cu130", "13.0", True), ("cu130", "12.8", False),
     ],
 )  # fmt: skip
 def test_a_torch_for_something_else_ends_the_build(variant: str, cuda: str | None, is_good: bool) -> None:
-    complaint = script("check_torch").complaint(variant, "2.13.0", cuda)
+    complaint = script("torch_variant").complaint(variant, "2.13.0", cuda)
     assert (complaint is None) == is_good
     assert is_good or variant in complaint
+
+
+def test_pip_finds_the_torch_of_a_variant_without_being_told() -> None:
+    index_arguments = script("torch_variant").index_arguments
+    readme = (ROOT / "README.md").read_text()
+    for variant in ("cpu", "cu126"):
+        [option, url] = index_arguments(variant, "").split()
+        assert option == "--index-url" and url.endswith(f"/{variant}") and url in readme
+    assert index_arguments("cu130", "") == index_arguments("cpu", "pip") == ""
+    assert index_arguments("cpu", "https://mirror/x") == "--index-url https://mirror/x"
+    with pytest.raises(SystemExit, match="cu128"):
+        index_arguments("cu128", "")
 
 
 def test_the_image_gets_what_the_project_wants_in_tested_versions() -> None:
@@ -229,11 +241,13 @@ def service(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_compose_gives_settings_that_are_ones(service: dict[str, Any]) -> None:
-    settings = settings_of(service["command"], service["environment"])
-    assert settings.model == "demo" and settings.open_metrics
-    [secret] = service["secrets"]
-    assert settings.api_key_file == Path("/run/secrets", secret)
-    assert secret in read_yaml("compose.yaml")["secrets"]
+    # A variable without a value is passed on from outside, if it is set there.
+    inside = {name: value for name, value in service["environment"].items() if value is not None}
+    settings = settings_of(service["command"], inside)
+    assert settings.model == "demo" and settings.open_metrics and not settings.api_key
+    passed_on = service["environment"].keys() - inside.keys()
+    assert passed_on == {"PENSTOCK_API_KEY", "HF_TOKEN"}
+    assert settings_of(service["command"], inside | {"PENSTOCK_API_KEY": "one,two"}).api_key == ("one", "two")
     assert float(service["stop_grace_period"].rstrip("s")) > settings.shutdown_timeout + _CLOSE_TIMEOUT_S
 
 
@@ -246,8 +260,16 @@ def test_compose_lets_it_write_to_its_volume_alone(service: dict[str, Any]) -> N
 def test_compose_builds_variants_that_exist(service: dict[str, Any]) -> None:
     arguments = {rest.partition("=")[0] for name, rest in instructions() if name == "ARG"}
     assert service["build"]["args"].keys() <= arguments
-    assert service["build"]["args"]["VARIANT"] in script("check_torch").VARIANTS
+    variant = service["build"]["args"]["VARIANT"]
+    assert variant in script("torch_variant").VARIANTS and service["image"] == f"penstock:{variant}"
+    assert service["build"]["args"]["BASE"] == instructions()[0][1].partition("=")[2]
     assert (DOCKER / service["build"]["context"] / service["build"]["dockerfile"]).exists()
+
+
+def test_images_of_others_are_named_by_their_digest() -> None:
+    images = {service["image"] for service in read_yaml("compose.yaml")["services"].values()}
+    for image in images:
+        assert image.startswith("penstock:") or re.search(r":v?[\d.]+@sha256:[0-9a-f]{64}$", image), image
 
 
 def test_prometheus_asks_the_server_and_grafana_finds_the_dashboard(service: dict[str, Any]) -> None:
@@ -266,7 +288,7 @@ def exported() -> dict[str, set[str]]:
     """The labels of each series that the server exports."""
     engine: Any = FakeAsyncEngine()
     engine.model.metrics.links = {"disk": Traffic()}
-    metrics = RequestMetrics("tiny", ServedEngine(engine))
+    metrics = RequestMetrics(one_model(engine))
     metrics.count_rejected("overloaded")
     metrics.http.observe({"type": "http", "method": "GET", "path": "/"}, 200, 1.0)
     found: dict[str, set[str]] = {}
@@ -329,12 +351,14 @@ def test_the_values_match_the_schema() -> None:
         {"settings": {"--threads": 2}}, {"apiKeys": ["with space"]}, {"startupSeconds": "1h"},
         {"gpu": values["gpu"] | {"variant": "cpu"}}, {"persistence": {"size": "lots"}},
         {"settings": {"ssl-certfile": "/cert"}}, {"existingSecret": "mine", "apiKeys": ["key"]},
-        {"existingSecret": "mine", "hubToken": "hf_x"},
+        {"existingSecret": "mine", "hubToken": "hf_x"}, {"extraEnv": [{"value": "no name"}]},
+        {"ingress": {"enabled": True, "hosts": []}}, {"extraVolumeMounts": [{"name": "no path"}]},
     ):  # fmt: skip
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(values | wrong, schema())
     jsonschema.validate(values | {"existingSecret": "mine"}, schema())
-    jsonschema.validate(values | {"apiKeys": ["key"], "hubToken": "hf_x"}, schema())
+    jsonschema.validate(values | {"hubToken": "hf_x"}, schema())
+    jsonschema.validate(values | {"ingress": {"enabled": True, "hosts": ["llm.example.org"]}}, schema())
 
 
 def test_settings_that_the_chart_keeps_for_itself_exist() -> None:

@@ -37,11 +37,13 @@ if TYPE_CHECKING:
     from penstock.text.pairs import encode_pair
     from penstock.text.prompt_forms import BlankText, FormedPrompt, PromptForms
     from penstock.text.tokenizer import Tokenizer
+    from penstock.weights.adapters.adapter import Adapter
 
 __version__ = "0.1.0"
 
 #: Imported when they are asked for: torch takes a second, and `penstock --help` shall not wait for it.
 _HOMES = {
+    "Adapter": "penstock.weights.adapters.adapter",
     "AsyncEngine": "penstock.async_engine",
     "BeamParams": "penstock.generation.beam_search",
     "BlankText": "penstock.text.prompt_forms",
@@ -74,6 +76,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Adapter",
     "AsyncEngine",
     "BeamParams",
     "BlankText",

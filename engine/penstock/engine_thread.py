@@ -100,6 +100,7 @@ class EngineThread:
         self._tell(self._settle, end)
         if self.engine is not None:
             self.engine.close()
+            self.engine = None  # the weights' memory goes back at once: no cycle of objects keeps it
 
     def _dead(self, error: str) -> EngineStatus:
         what = "the model can't be loaded" if self.engine is None else "the engine is dead"

@@ -232,6 +232,103 @@ def test_code_is_copied_as_it_is(open_page: OpenPage) -> None:
         assert page.evaluate("navigator.clipboard.readText()") == "if a < b:\n    pass\n"
 
 
+def test_code_has_colours_and_stays_text(open_page: OpenPage) -> None:
+    code = 'def name(x):\n    return "<img src=x onerror=alert(1)>"  # why\n'
+    asked = f"```python\n{code}```\n\n```nonsense\n{code}```"
+    with serving(FakeAsyncEngine(lambda prompt, params: [asked])) as url:
+        page = open_page(url)
+        say(page, "Hello")
+        wait_until_done(page)
+        coloured, plain = page.locator("pre").all()
+        expect(coloured.locator(".hljs-keyword").first).to_have_text("def")
+        expect(coloured.locator(".hljs-comment")).to_have_text("# why")
+        assert coloured.locator("img").count() == 0
+        assert coloured.evaluate("pre => pre.textContent") == code
+        assert plain.locator("span").count() == 0
+
+
+def test_long_messages_collapse(open_page: OpenPage) -> None:
+    lines = "\n".join(f"line {number}" for number in range(1, 41))
+    answers = ["short", lines.replace("\n", "\n\n")]
+    with serving(FakeAsyncEngine(lambda prompt, params: [answers.pop()])) as url:
+        page = open_page(url)
+        page.get_by_label("Message", exact=True).fill(lines)
+        page.keyboard.press("Enter")
+        wait_until_done(page)
+        question = page.locator(".message.user").first
+        height = "body => body.clientHeight < body.scrollHeight"
+        assert question.locator(".body").evaluate(height)
+        assert not answer(page).locator(".body").evaluate(height), "the newest answer is whole"
+        question.get_by_role("button", name="Show all").click()
+        assert not question.locator(".body").evaluate(height)
+        say(page, "And now?")
+        wait_until_done(page)
+        expect(page.get_by_role("button", name="Show less")).to_have_count(1)  # what was opened stays open
+        assert page.locator(".message.assistant .body").first.evaluate(height)
+
+
+def test_text_files_are_attached(open_page: OpenPage) -> None:
+    prompts: list[str] = []
+
+    def echo(prompt: Any, params: Any) -> list[Any]:
+        prompts.append(bytes(prompt).decode())
+        return ["ok"]
+
+    def file(name: str, content: bytes) -> dict[str, Any]:
+        return {"name": name, "mimeType": "text/plain", "buffer": content}
+
+    with serving(FakeAsyncEngine(echo)) as url:
+        page = open_page(url)
+        chooser = page.locator("#attach-input")
+        chooser.set_input_files([file("a.py", b"x = '```'\n"), file("b.txt", "né".encode())])
+        expect(page.locator("#attached li")).to_have_count(2)
+        page.get_by_role("button", name="Remove b.txt").click()
+        expect(page.locator("#attached li")).to_have_count(1)
+        for name, content, why in (
+            ("c.bin", b"\xff\xfe\x00", "no text"),
+            ("d.txt", b"x" * 2**21, "too long"),
+        ):
+            chooser.set_input_files([file(name, content)])
+            expect(page.locator("#notice")).to_contain_text(f"{name} is {why}")
+        say(page, "What is this?")
+        wait_until_done(page)
+        assert "What is this?\n\na.py:\n````py\nx = '```'\n````" in prompts[0]
+        expect(page.locator("#attached")).to_be_hidden()
+
+
+def test_a_choice_of_models(open_page: OpenPage) -> None:
+    with serving(FakeAsyncEngine()) as url:
+        page = open_page(url)
+        cards = [{"id": "large", "root": "large", "max_model_len": 4096}, {"id": "small", "root": "small"}]
+        cards.append({"id": "alias", "root": "large"})
+        page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": cards}))
+        asked: list[dict[str, Any]] = []
+
+        def note(route: Any) -> None:
+            asked.append(route.request.post_data_json)
+            route.abort()
+
+        page.route("**/v1/chat/completions", note)
+        page.reload()
+        choice = page.get_by_label("Model", exact=True)
+        expect(choice.locator("option")).to_have_text(["large", "small"])
+        choice.select_option("small")
+        page.reload()
+        expect(choice).to_have_value("small")
+        say(page, "Hello")
+        expect(page.locator(".failure")).to_be_visible()
+        assert asked[0]["model"] == "small" and page.title() == "small · Penstock"
+
+
+def test_an_answer_in_one_piece_has_no_rate(open_page: OpenPage) -> None:
+    with serving(FakeAsyncEngine(lambda prompt, params: ["all at once"])) as url:
+        page = open_page(url)
+        say(page, "Hello")
+        wait_until_done(page)
+        expect(answer(page).locator(".figures")).to_contain_text("first after")
+        assert "tokens/s" not in answer(page).locator(".figures").inner_text()
+
+
 def test_conversations_are_exported_imported_renamed_and_deleted(open_page: OpenPage, tmp_path: Path) -> None:
     with serving(FakeAsyncEngine()) as url:
         page = open_page(url)
@@ -249,11 +346,11 @@ def test_conversations_are_exported_imported_renamed_and_deleted(open_page: Open
         page.once("dialog", lambda dialog: dialog.accept())
         page.get_by_role("button", name="Delete “Kept”").click()
         expect(page.get_by_role("navigation")).to_contain_text("None is kept")
-        page.locator("input[type=file]").set_input_files(saved)
+        page.get_by_label("File to import").set_input_files(saved)
         page.get_by_role("navigation").get_by_role("button", name="Keep this", exact=True).click()
         expect(answer(page).locator(".body")).to_have_text("Hello!")
         saved.write_text('{"conversations": [{"mode": "chat", "nodes": {"a": {"id": "a", "role": "tool"}}}]}')
-        page.locator("input[type=file]").set_input_files(saved)
+        page.get_by_label("File to import").set_input_files(saved)
         expect(page.locator("#notice")).to_contain_text("nothing was added")
 
 
@@ -387,7 +484,7 @@ def test_an_import_can_not_break_the_page(
     file.write_text(json.dumps({"conversations": [made]}))
     with serving(FakeAsyncEngine()) as url:
         page = open_page(url)
-        page.locator("input[type=file]").set_input_files(file)
+        page.get_by_label("File to import").set_input_files(file)
         if shown == "nothing was added":
             expect(page.locator("#notice")).to_contain_text(shown)
             return

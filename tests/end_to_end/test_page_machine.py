@@ -162,6 +162,59 @@ def test_nothing_moves_when_the_plan_comes(open_page: OpenPage, width: int, card
         assert page.evaluate(top) == before
 
 
+def test_the_panel_folds_and_stays_folded(open_page: OpenPage) -> None:
+    with serving(planned_engine()) as url:
+        page = open_page(url)
+        toggle, strip = page.get_by_role("button", name="Machine", exact=True), page.locator("#strip")
+        expect(toggle).to_have_attribute("aria-expanded", "true")
+        expect(strip).to_be_visible()
+        toggle.click()
+        expect(strip).to_be_hidden()
+        page.reload()
+        expect(page.locator("#caption")).to_contain_text("48 layers")
+        expect(toggle).to_have_attribute("aria-expanded", "false")
+        expect(strip).to_be_hidden()
+
+
+def test_on_a_phone_the_machine_is_a_line_until_touched(open_page: OpenPage) -> None:
+    with serving(planned_engine()) as url:
+        page = open_page(url, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+        caption = page.locator("#caption")
+        expect(caption).to_contain_text("48 layers")
+        box = page.locator("#machine").bounding_box()
+        assert box is not None and box["height"] < 50
+        expect(page.locator("#model b")).to_have_text("tiny")
+        caption.tap()  # the whole line is touched, not its button alone
+        expect(page.locator("#strip")).to_be_visible()
+        # A panel lies over the machine, and a touch beside the panel closes it.
+        page.get_by_role("button", name="Conversations").tap()
+        assert page.evaluate("document.elementFromPoint(60, 120).closest('#list') !== null")
+        page.touchscreen.tap(370, 400)
+        expect(page.get_by_role("navigation")).to_be_hidden()
+
+
+@pytest.mark.parametrize(("locale", "word", "meaning"), [("en", "sweep", "One pass"), ("zh", "一遍", "依次")])
+def test_words_explain_themselves(open_page: OpenPage, locale: str, word: str, meaning: str) -> None:
+    with serving(planned_engine()) as url:
+        page = open_page(url, locale=locale)
+        explanation = page.locator("#explanation")
+        expect(explanation).to_be_hidden()
+        page.locator("#caption .term", has_text=word).click()
+        expect(explanation).to_contain_text(meaning)
+        page.keyboard.press("Escape")
+        expect(explanation).to_be_hidden()
+
+
+def test_a_short_step_is_not_compared_with_its_floor(open_page: OpenPage) -> None:
+    engine = planned_engine()
+    with serving(engine) as url:
+        page = open_page(url)
+        step = page.locator(".reading", has_text="Step")
+        engine.model.metrics.record(StepStats(0.009, 1, 1, 1, 10**6, 0.0, 0.001, 0.001))
+        expect(step).to_contain_text("9.0 ms")
+        expect(step.locator(".words")).to_have_text("predicted 1.0 ms")
+
+
 def test_what_lies_where_is_closed_when_the_server_is_gone(open_page: OpenPage) -> None:
     engine = planned_engine()
     with serving(engine) as url:

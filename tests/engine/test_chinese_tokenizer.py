@@ -223,7 +223,7 @@ def test_a_missing_package_is_named(folders: dict[str, Path], monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "jieba", None)
     load_segmenter.cache_clear()
     for name in ("CPM-1", "EVA"):
-        with pytest.raises(ConfigError, match=r"jieba.*pip install 'penstock\[cpm\]'"):
+        with pytest.raises(ConfigError, match=r"jieba.*pip install 'penstock-llm\[cpm\]'"):
             Tokenizer.load(folders[name])
 
 

@@ -450,7 +450,7 @@ def test_a_tokenizer_that_needs_a_package(tmp_path: Path, monkeypatch: pytest.Mo
         raise ImportError("Please install gguf")
 
     monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "from_pretrained", fail)
-    with pytest.raises(ConfigError, match=r"install gguf.*penstock\[gguf\]"):
+    with pytest.raises(ConfigError, match=r"install gguf.*penstock-llm\[gguf\]"):
         Tokenizer.load(tmp_path / "model.gguf")
 
 

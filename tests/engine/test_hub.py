@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
 import socket
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,8 @@ def test_a_config_is_fetched_without_the_weights(tmp_path: Path, hub: list[dict[
     assert find_config("owner/name", revision="abc123") == tmp_path
     assert find_config(tmp_path) == tmp_path and len(hub) == 1
     assert (hub[0]["revision"], hub[0]["allow_patterns"][0]) == ("abc123", "config.json")
-    assert not any(fnmatch.fnmatch("model.safetensors", pattern) for pattern in hub[0]["allow_patterns"])
-    assert any(fnmatch.fnmatch("1_Pooling/config.json", pattern) for pattern in hub[0]["allow_patterns"])
+    assert not any(fnmatch("model.safetensors", pattern) for pattern in hub[0]["allow_patterns"])
+    assert any(fnmatch("1_Pooling/config.json", pattern) for pattern in hub[0]["allow_patterns"])
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./nothing", "a/b/c", "", "own er/name", "../up"])
@@ -150,9 +150,9 @@ def test_pickles_are_fetched_when_asked_for_and_when_there_is_nothing_else(
     find_model("owner/sharded", allow_pickle=True)
     patterns = hub[-1]["allow_patterns"]
     for name in FILES["owner/sharded"]:
-        assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+        assert any(fnmatch(name, pattern) for pattern in patterns)
     for name in ("training_args.bin", "optimizer.pt", "tf_model.h5", "pytorch_model.fp16.bin"):
-        assert not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+        assert not any(fnmatch(name, pattern) for pattern in patterns)
     find_model("owner/sharded", offline=True, allow_pickle=True)  # whatever was fetched before
     assert hub[-1]["local_files_only"] and hub[-1]["allow_patterns"] == patterns
 

@@ -22,7 +22,7 @@ MakeClient = Callable[..., TestClient]
 @pytest.fixture(autouse=True)
 def plain_chat_template(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fakes' tokenizer has no template of its own."""
-    for module in ("penstock_server.prompts.inputs", "penstock_server.commands.terminal"):
+    for module in ("penstock_server.prompts.inputs", "penstock_server.commands.talking.conversation"):
         monkeypatch.setattr(f"{module}.render_chat", render_chat)
 
 

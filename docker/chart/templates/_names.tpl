@@ -31,6 +31,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{/* Whether requests must bring a key; empty if not. */}}
+{{- define "penstock.asksForKeys" -}}
+{{- if or .Values.apiKeys (and .Values.existingSecret .Values.existingSecretHasKeys) -}}
+yes
+{{- end -}}
+{{- end -}}
+
 {{/* A value as text. Helm has whole numbers as floats, and would write large ones with an exponent. */}}
 {{- define "penstock.text" -}}
 {{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}

@@ -68,6 +68,22 @@ class Executor:
         """The model's code."""
         return self._family
 
+    @property
+    def ends(self) -> tuple[LayerWeights, LayerWeights]:
+        """The weights of embedding and head."""
+        return self._embedding, self._head
+
+    def beside(self, streamer: LayerSource) -> Executor:
+        """The same model with the same keys and values, whose layers come from elsewhere."""
+        return Executor(
+            self._family, self._embedding, self._head, streamer, self._kv_cache, self._max_rows, self._places
+        )
+
+    @property
+    def kv_cache(self) -> KVCache:
+        """The keys and values."""
+        return self._kv_cache
+
     @torch.inference_mode()
     def forward(
         self,
@@ -123,9 +139,11 @@ class Executor:
         for stack in stacks:
             compute = self._family.layer_of(stack)
             with contextlib.closing(self._streamer.layers(stack)) as sweep:
-                for weights, index in zip(sweep, counter, strict=False):
+                for number, (weights, index) in enumerate(zip(sweep, counter, strict=False)):
                     if is_cancelled():
                         raise Cancelled
+                    if inputs.adapters is not None:
+                        weights = inputs.adapters.onto(weights, stack, number)
                     kv = self._kv[self._family.kv_layer(stack, index)]
                     hidden = compute(index, weights, hidden, kv, layout)
                     observe(index, hidden)
@@ -137,3 +155,8 @@ class Executor:
         logits = self._family.head(self._head, hidden).to("cpu")
         self._streamer.synchronize()
         return logits
+
+    @torch.inference_mode()
+    def norm_final(self, hidden: Tensor) -> Tensor:
+        """What the head's matrix gets of rows of what sweep() returned, on the host."""
+        return self._family.norm_final(self._head, hidden).to("cpu")

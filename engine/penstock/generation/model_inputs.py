@@ -15,6 +15,7 @@ from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence
 from penstock.kernels import BatchLayout, StateSlots
 from penstock.model.family import GivenRows
+from penstock.weights.adapters.adapter import StepAdapters
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class EncodedInputs:
     #: Every token sees all tokens of its input.
     layout: BatchLayout
     given: GivenRows | None = None
+    adapters: StepAdapters | None = None
 
     @classmethod
     def of(cls, sequences: List[Sequence], block_size: int) -> EncodedInputs:
@@ -52,7 +54,8 @@ class EncodedInputs:
             for sequence, first in firsts
             if sequence.encoder is not None
         )
-        return cls(_ids(input_ids), layout, given)
+        runs = [(sequence.request.adapter, count) for sequence, count in zip(sequences, counts, strict=True)]
+        return cls(_ids(input_ids), layout, given, StepAdapters.of(runs))
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class ModelInputs:
     given: GivenRows | None = None
     #: Slots of recurrent states (source, destination) to copy in this order before the step writes.
     state_copies: tuple[tuple[int, int], ...] = ()
+    #: None if no row has an adapter.
+    adapters: StepAdapters | None = None
 
     @classmethod
     def of(cls, batch: Batch, block_size: int) -> ModelInputs:
@@ -112,6 +117,10 @@ class ModelInputs:
             copied_slots=torch.tensor([slot for _, slot in copies]) if copies else None,
         )
         encoded = EncodedInputs.of(batch.encoded, block_size) if batch.encoded else None
+        adapters = [
+            (item.sequence.request.adapter, item.num_new_tokens + item.drafts.num_nodes)
+            for item in batch.scheduled
+        ]
         given = _given_rows(
             (item.sequence, first, input_ids[first : first + item.num_new_tokens])
             for item, first in zip(batch.scheduled, firsts, strict=True)
@@ -119,7 +128,7 @@ class ModelInputs:
         )
         return cls(
             _ids(input_ids), torch.tensor(wanted_rows, dtype=torch.int64), layout, batch.block_copies,
-            encoded, given, batch.state_copies,
+            encoded, given, batch.state_copies, StepAdapters.of(adapters),
         )  # fmt: skip
 
 

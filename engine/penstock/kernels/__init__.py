@@ -10,6 +10,7 @@ import torch
 from penstock.config import EngineConfig, KernelChoice, KernelTuning
 from penstock.errors import ConfigError
 from penstock.kernels import cpu_builds, tuning
+from penstock.kernels.adapters.low_rank import LowRank, LowRankPart
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.cuda import nvrtc
@@ -49,6 +50,8 @@ __all__ = [
     "KernelTraits",
     "Kernels",
     "LayerKV",
+    "LowRank",
+    "LowRankPart",
     "Matrix",
     "PlainExperts",
     "PlanesTensor",

@@ -38,6 +38,7 @@
 #include "cpu/rows.h"
 #include "cpu/router.h"
 #include "cpu/experts.h"
+#include "cpu/low_rank.h"
 #include "cpu/attention.h"
 #include "cpu/heads.h"
 #include "cpu/recurrence.h"

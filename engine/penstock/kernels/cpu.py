@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.config import GROUP_SIZES
 from penstock.kernels import reference
+from penstock.kernels.adapters.native import NativeLowRank
 from penstock.kernels.cpu_builds import load_library
 from penstock.kernels.cpu_experts import NativeExperts, UncomputedExperts
 from penstock.kernels.expert_records import padded_rows, token_bytes
@@ -74,6 +75,7 @@ class NativeKernels(NativeRecurrences):
             logger.warning("AMX can't be used (the system refuses it, or its trial failed): AVX512 serves")
         self._activation_bits = 16 if activations == "int16" else 8
         self.experts = NativeExperts(self._library, self._activation_bits, self)
+        self.adapters = NativeLowRank(self._library)
 
     def set_num_threads(self, num_threads: int) -> int:
         """Set the threads of all native kernels of this process. Returns how many there are now; the log says

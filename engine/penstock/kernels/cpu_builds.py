@@ -56,7 +56,8 @@ def build_fingerprint() -> str:
 
 
 def _library_path(build: str) -> Path | None:
-    return next(Path(__file__).parent.glob(f"_cpu_{build}.*so"), None)
+    # The first name is .abi3.so; an older checkout may have left a file with a version of Python in its name.
+    return min(Path(__file__).parent.glob(f"_cpu_{build}.*so"), default=None)
 
 
 def _processor_flags() -> frozenset[str]:
@@ -100,7 +101,7 @@ def load_library(build: str | None) -> tuple[str, ctypes.CDLL]:
         raise ConfigError(
             f"no native CPU kernels{f' of build {build!r}' if build else ''} for this processor "
             f"(there are: {', '.join(available) or 'none'}). Install a C compiler and reinstall "
-            "penstock, or choose --kernels torch."
+            "penstock-llm, or choose --kernels torch."
         )
     path = _library_path(chosen)
     assert path is not None
@@ -143,6 +144,7 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_choose_experts": (_P, _P, _N, _N, _N, _I, _F, _F, _P, _P),
     "penstock_gated_experts": (_P, _N, _P, _P, _N, _I, _I, _P, _P),
     "penstock_weighted_sum": (_P, _P, _P, _N, _N, _N, _P),
+    "penstock_add_low_rank": (_P, _N, _N, _P, _N, _P, _N, _P, _N, _P, _N, _P, _N),
     "penstock_rope": (_P, _N, _N, _N, _N, _N, _P, _P, _I),
     "penstock_quantize_weights": (_P, _I, _N, _N, _P, _P, _P),
     "penstock_write_kv": (_P, _N, _P, _N, _N, _P, _P, _P, _I, _N, _N, _N),

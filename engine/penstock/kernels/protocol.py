@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penstock.config import KernelChoice
 from penstock.errors import ConfigError
+from penstock.kernels.adapters.low_rank import LowRankKernels
 from penstock.kernels.experts import ExpertKernels
 from penstock.kernels.operands import (
     ActivationFunction,
@@ -151,6 +152,10 @@ class Kernels(Recurrences, Protocol):
     def experts(self) -> ExpertKernels:
         """Arithmetic of mixtures of experts."""
 
+    @property
+    def adapters(self) -> LowRankKernels:
+        """Arithmetic of adapters (LoRA)."""
+
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
         """Rotate the first 2 * half dimensions of each head in place (arXiv 2104.09864).
 
@@ -203,6 +208,7 @@ class ForwardingKernels(_ForwardingRecurrences):
     def __init__(self, kernels: Kernels) -> None:
         super().__init__(kernels)
         self.experts = kernels.experts
+        self.adapters = kernels.adapters
 
     @property
     def traits(self) -> KernelTraits:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.config import GROUP_SIZES
+from penstock.kernels.adapters.low_rank import PlainLowRank
 from penstock.kernels.experts import ExpertCalls, PlainExperts
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
@@ -204,6 +205,10 @@ class PlainOperations(PlainRecurrences):
     @property
     def experts(self) -> PlainExperts:
         return PlainExperts(cast(ExpertCalls, self))  # subclasses have linear()
+
+    @property
+    def adapters(self) -> PlainLowRank:
+        return PlainLowRank()
 
     def router_scores(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, function: RouterFunction

@@ -31,6 +31,8 @@ class Architecture(ABC):
     optional_prefix: ClassVar[str] = "model."
     #: Regular expressions of tensors that a checkpoint may have and that nobody needs.
     unused_tensors: ClassVar[tuple[str, ...]] = ()
+    #: Matrices of layers by which Family.project() does not multiply, so that adapters can't change them.
+    unadapted: ClassVar[tuple[str, ...]] = ("kv_b",)
 
     @classmethod
     @abstractmethod
@@ -41,6 +43,17 @@ class Architecture(ABC):
     def named_as(cls, spec: ModelSpec, names: Collection[str]) -> ModelSpec:
         """The spec for a checkpoint whose tensors have these names. Raises UnsupportedModel."""
         return spec
+
+    @classmethod
+    def may_have_mtp(cls, spec: ModelSpec) -> bool:
+        """Whether there are checkpoints of the model with a head of multi-token prediction."""
+        return False
+
+    @classmethod
+    def mtp_spec(cls, spec: ModelSpec, names: Collection[str] | None) -> ModelSpec | None:
+        """The head of multi-token prediction that a checkpoint with tensors of these names holds, as a model
+        of one layer; None if there is none. Without names: that config.json tells of."""
+        return None
 
     @classmethod
     @abstractmethod

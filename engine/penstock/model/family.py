@@ -93,8 +93,11 @@ class Family(Architecture):
 
     def project(self, weights: LayerWeights, name: str, x: Tensor) -> Tensor:
         """x float32 [num_tokens, in_features] times the matrix `name`, plus the bias if there is one ->
-        float32 [num_tokens, out_features]."""
-        return self.kernels.linear(x, weights.matrix(name), weights.optional(f"{name}.bias"))
+        float32 [num_tokens, out_features]. Adapters add their shares."""
+        y = self.kernels.linear(x, weights.matrix(name), weights.optional(f"{name}.bias"))
+        if weights.adapted is not None:
+            weights.adapted.add(self.kernels, name, x, y)
+        return y
 
     def embed(
         self, weights: LayerWeights, input_ids: Tensor, positions: Tensor, given: GivenRows | None = None

@@ -27,7 +27,7 @@ def load_segmenter() -> Segmenter:
     except ImportError as error:
         raise ConfigError(
             "the tokenizers of CPM-1, CPM-2, EVA and CPM-Ant cut a text into Chinese words with the package "
-            "jieba, which is not installed: pip install 'penstock[cpm]'"
+            "jieba, which is not installed: pip install 'penstock-llm[cpm]'"
         ) from error
     tokenizer = jieba.Tokenizer()
     # jieba's own initialize() keeps the dictionary under a fixed name in the system's folder for temporary

@@ -68,7 +68,7 @@ class Tokenizer:
         except ImportError as error:
             raise ConfigError(
                 f"the tokenizer in {folder} needs a package that is not installed: {error} "
-                "(for GGUF files: pip install 'penstock[gguf]')"
+                "(for GGUF files: pip install 'penstock-llm[gguf]')"
             ) from error
         except Exception as error:  # transformers and its parsers raise many types; the files are at fault
             raise CorruptFile(f"the tokenizer in {folder} can't be loaded: {error}") from error

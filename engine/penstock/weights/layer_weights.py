@@ -3,12 +3,14 @@ formats nor where bytes come from."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 from torch import Tensor
 
 from penstock.kernels import GatedExpert, Matrix, PlanesTensor
+from penstock.weights.adapters.adapted import Adapted
 from penstock.weights.tensors import ModelTensors, UnitLayout
 
 #: Experts that are there together: (number, weights of the expert).
@@ -24,6 +26,9 @@ def no_experts(numbers: Sequence[int]) -> Iterator[ExpertGroup]:
 
 class LayerWeights:
     """Named views into a unit's buffer."""
+
+    #: What adapters add to the layer's products in this step; None where no request has an adapter.
+    adapted: Adapted | None = None
 
     def __init__(self, tensors: dict[str, Matrix | Tensor], ask: AskForExperts = no_experts) -> None:
         self._tensors = tensors
@@ -73,6 +78,16 @@ class LayerWeights:
     def joined(self, name: str, matrix: Matrix) -> LayerWeights:
         """The same weights with one more matrix."""
         return LayerWeights(self._tensors | {name: matrix}, self._ask)
+
+    def adapted_by(self, adapted: Adapted) -> LayerWeights:
+        """The same weights, with adapters for some of a step's rows."""
+        weights = copy.copy(self)
+        weights.adapted = adapted
+        return weights
+
+    def for_rows(self, first: int, end: int) -> LayerWeights:
+        """The weights for products that have rows first:end of the step alone."""
+        return self if self.adapted is None else self.adapted_by(self.adapted.part(first, end))
 
     def asking(self, ask: AskForExperts) -> LayerWeights:
         """The same weights with other experts."""

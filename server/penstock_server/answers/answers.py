@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock import (
+    Adapter,
     FinishReason,
     GenerationRequest,
     PoolingParams,
@@ -24,7 +25,7 @@ from penstock_server.answers.ranked_stream import OutputStream, RankedStream, Se
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.loaded_engine import LoadedEngine
 from penstock_server.protocol.answer_bodies import Usage
-from penstock_server.telemetry.metrics import AnswerTimer, RequestMetrics
+from penstock_server.telemetry.metrics import AnswerTimer, ModelMetrics
 from penstock_server.telemetry.request_info import current_request
 from penstock_server.tools.reasoning import ThinkingCounter
 from penstock_server.tools.use import ToolUse
@@ -126,7 +127,7 @@ class Answers:
     def __init__(
         self,
         engine: ServedEngine,
-        metrics: RequestMetrics,
+        metrics: ModelMetrics,
         prompts: Sequence[list[int]],
         params: Sequence[SamplingParams],
         priority: int = 0,
@@ -137,18 +138,21 @@ class Answers:
         answer_start: tuple[int, ...] = (),
         tells_end_token: bool = False,
         use: ToolUse | None = None,
+        adapter: Adapter | None = None,
+        arrival: float | None = None,
     ) -> None:
         """Starts one sequence for each prompt and each element of `params`, or one beam search for each
         prompt. If one cannot start, none does.
 
         params: as choices() makes them. They differ in the seed, and only the first has prompt_logprobs;
             those of a beam search are equal.
-        priority, cache_salt, answer_start: see GenerationRequest.
+        priority, cache_salt, answer_start, adapter: see GenerationRequest.
         embeds: the vectors of each prompt (see GenerationRequest); empty if no prompt has any.
         pooling: what vector or score is wanted of each prompt; empty if answers are wanted.
         tells_end_token: the client gets log-probabilities also of the token that ends an answer. A client
             that gets token ids needs them: each token id has log-probabilities then.
         use: how answers are read that may hold reasoning or calls.
+        arrival: when the model was asked for, by the monotonic clock; None: now.
 
         Raises what ServedEngine.loaded and LoadedEngine's validate and submit raise.
         """
@@ -162,10 +166,11 @@ class Answers:
         )
         self._metrics = metrics
         self._is_closed = False
-        self._arrival = time.monotonic()
+        self._arrival = time.monotonic() if arrival is None else arrival
         metrics.observe_params(params)
         options = _engine_options(self._num_prompt_tokens)
         options |= {"priority": priority, "cache_salt": cache_salt, "answer_start": answer_start}
+        options["adapter"] = adapter
         try:
             loaded = engine.loaded
             for prompt, each, wanted in zip(prompts, vectors, pooled, strict=True):

@@ -30,18 +30,19 @@ class MessagesRoutes(GenerationRoutes):
         return router
 
     async def create(self, body: MessagesRequest, request: Request) -> Response:
-        model = self._model(body.model)
+        used = await self._use(body.model, request)
+        model = used.model
         leave_out(body.unsupported_tools, self._settings)
         chat, rules = body.as_chat, self._settings.chat_rules
         question = await self._texts.run(lambda: within_context(model, read_chat(model, chat, rules)))
-        request_id, name = body.request_id or request.state.request_id, self._settings.model_names[0]
+        request_id, name = body.request_id or request.state.request_id, used.name
         read = ChatFormat(request_id, name, model.tokenizer, Extras(), question.prompts[0], question.use)
         form = MessagesFormat(request_id, name, read, body.max_tokens)
-        return await self._responder.respond(request, chat, form, question)
+        return await self._responder.respond(used, request, chat, form, question)
 
-    async def count(self, body: PromptRequest) -> TokenCount:
+    async def count(self, body: PromptRequest, request: Request) -> TokenCount:
         """The number of tokens of the prompt of a request to /v1/messages."""
-        model = self._model(body.model)
+        model = (await self._use(body.model, request)).model
         leave_out(body.unsupported_tools, self._settings)
         rules = self._settings.chat_rules
 

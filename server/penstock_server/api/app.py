@@ -24,6 +24,7 @@ from penstock_server.answers.responses_format import ResponseEvent
 from penstock_server.anthropic_api.errors import message_error
 from penstock_server.anthropic_api.message_bodies import MessageEvent
 from penstock_server.anthropic_api.messages import MessagesRoutes
+from penstock_server.api.adapters import AdapterRoutes
 from penstock_server.api.filling import FillRoutes
 from penstock_server.api.models import ModelRoutes
 from penstock_server.api.openai import OpenAIRoutes
@@ -41,6 +42,7 @@ from penstock_server.middleware.head_requests import HeadAsGet
 from penstock_server.middleware.path_prefix import PathPrefix
 from penstock_server.middleware.rate_limit import RateLimit
 from penstock_server.middleware.request_context import RequestContext
+from penstock_server.models.served_models import OneModel, ServedModels
 from penstock_server.ollama_api.catalog import CatalogRoutes
 from penstock_server.ollama_api.embedding import OllamaEmbeddingRoutes
 from penstock_server.ollama_api.errors import ollama_error
@@ -74,36 +76,41 @@ OLLAMA_PATH = "/api"
 _ERROR_FORMS = {"/v1/messages": message_error, "/messages": message_error, OLLAMA_PATH: ollama_error}
 
 
-def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = None) -> FastAPI:
-    """The application over an engine that is not started yet: the application starts and stops the engine.
+def create_app(
+    served: ServedModels | ServedEngine, settings: Settings, drain: Drain | None = None
+) -> FastAPI:
+    """The application over models (or the engine of one) that are not started yet: the application starts
+    and stops them.
 
     drain: by this object the server stops gently. Raises ConfigError for settings that can't be followed.
     """
     drain = drain or Drain()
-    metrics = RequestMetrics(settings.model_names[0], engine)
+    models = OneModel(served, settings) if isinstance(served, ServedEngine) else served
+    metrics = RequestMetrics(models)
     texts = TextThread()
-    responder = Responder(engine, settings, metrics)
-    ranking = RankingRoutes(engine, settings, texts, responder)
+    responder = Responder(settings, metrics)
+    ranking = RankingRoutes(models, settings, texts, responder)
     routers = (
-        ModelRoutes(engine, settings).router(),
-        OpenAIRoutes(engine, settings, texts, responder).router(),
-        ResponsesRoutes(engine, settings, texts, responder).router(),
-        FillRoutes(engine, settings, texts, responder).router(),
-        MessagesRoutes(engine, settings, texts, responder).router(),
-        TokenizationRoutes(engine, settings, texts).router(),
-        EmbeddingRoutes(engine, settings, texts, responder).router(),
+        ModelRoutes(models).router(),
+        OpenAIRoutes(models, settings, texts, responder).router(),
+        ResponsesRoutes(models, settings, texts, responder).router(),
+        FillRoutes(models, settings, texts, responder).router(),
+        MessagesRoutes(models, settings, texts, responder).router(),
+        TokenizationRoutes(models, settings, texts).router(),
+        EmbeddingRoutes(models, settings, texts, responder).router(),
         ranking.router(),
+        *([AdapterRoutes(models).router()] if settings.allow_runtime_lora_updating else []),
     )
     endpoint = settings.otlp_traces_endpoint
-    tracer = RequestTracer(endpoint, settings.model_names[0]) if endpoint else None
+    tracer = RequestTracer(endpoint, models.names[0]) if endpoint else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
-        engine.start()
+        models.start()
         try:
             yield
         finally:
-            await engine.stop()
+            await models.stop()
             texts.close()
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
@@ -111,7 +118,7 @@ def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = N
     # FastAPI's documentation pages are off: they load scripts from other servers, and those scripts could
     # read the API key that our page keeps.
     app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    operations = OperationRoutes(engine, metrics, lambda: drain.is_draining, lambda: drain.num_open).router()
+    operations = OperationRoutes(models, metrics, lambda: drain.is_draining, lambda: drain.num_open).router()
     app.include_router(operations)
     paths = [route.path for route in operations.routes if isinstance(route, Route)]
     for routes in routers:
@@ -120,9 +127,9 @@ def create_app(engine: ServedEngine, settings: Settings, drain: Drain | None = N
         paths += ["/v1" + route.path for route in routes.routes if isinstance(route, Route)]
     app.include_router(ranking.cohere_router())
     for routes in (
-        OllamaRoutes(engine, settings, texts, responder).router(),
-        OllamaEmbeddingRoutes(engine, settings, texts, responder).router(),
-        CatalogRoutes(engine, settings).router(),
+        OllamaRoutes(models, settings, texts, responder).router(),
+        OllamaEmbeddingRoutes(models, settings, texts, responder).router(),
+        CatalogRoutes(models).router(),
     ):
         app.include_router(routes, prefix=OLLAMA_PATH)
     if settings.ui:

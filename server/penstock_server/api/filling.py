@@ -26,13 +26,14 @@ class FillRoutes(GenerationRoutes):
         return router
 
     async def fill(self, body: FillRequest, request: Request) -> Response:
-        model = self._model(body.model)
+        used = await self._use(body.model, request)
+        model = used.model
         refuse_long_text(model, len(body.prompt))
         asked = await self._texts.run(lambda: read_fill(model, body))
         form = FillFormat(
             body.request_id or request.state.request_id,
-            self._settings.model_names[0],
+            used.name,
             asked.text,
             SpanReader(model.tokenizer, asked.form.closers, body.max_tokens_per_blank),
         )
-        return await self._responder.respond(request, body, form, asked.question)
+        return await self._responder.respond(used, request, body, form, asked.question)

@@ -1,4 +1,4 @@
-"""/v1/models: the names of the model."""
+"""/v1/models: the names of the models."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import time
 
 from fastapi import APIRouter
 
-from penstock_server.facade.engine import ServedEngine
-from penstock_server.protocol.answer_bodies import Model, ModelList
-from penstock_server.routing.checks import check_model
+from penstock_server.models.pooled_model import PooledModel, engine_of
+from penstock_server.models.served_models import ServedModels
+from penstock_server.protocol.answer_bodies import Model, ModelList, ModelStatus
+from penstock_server.routing.checks import known_model
 from penstock_server.routing.descriptions import ERRORS
-from penstock_server.settings.settings import Settings
 
 
 class ModelRoutes:
-    def __init__(self, engine: ServedEngine, settings: Settings) -> None:
-        self._engine = engine
-        self._settings = settings
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
         self._created = int(time.time())
 
     def router(self) -> APIRouter:
@@ -26,19 +25,27 @@ class ModelRoutes:
         return router
 
     async def list_models(self) -> ModelList:
-        """All names of the model. The route answers while the model loads, too."""
-        return ModelList(data=[self._model(name) for name in self._settings.model_names])
+        """All names of all models, and their adapters. The route answers while a model loads, too."""
+        return ModelList(
+            data=[
+                self._model(name, model)
+                for model in self._models.models
+                for name in (*model.names, *model.adapters)
+            ]
+        )
 
     async def retrieve_model(self, model: str) -> Model:
-        check_model(model, self._settings)
-        return self._model(model)
+        return self._model(model, known_model(self._models, model))
 
-    def _model(self, name: str) -> Model:
-        loaded = self._engine.loaded.model if self._engine.is_ready else None
+    def _model(self, name: str, model: PooledModel) -> Model:
+        loaded = engine_of(model).loaded.model if model.is_ready else None
+        is_adapter = name in model.adapters
         return Model(
             id=name,
             created=self._created,
-            root=self._settings.model_names[0],
+            root=name if is_adapter else model.name,
+            parent=model.name if is_adapter else None,
+            status=ModelStatus(value=model.state) if self._models.swaps else None,
             max_model_len=loaded.max_model_len if loaded else None,
             max_blanks=loaded.forms.max_blanks if loaded else None,
             task=loaded.task if loaded else None,

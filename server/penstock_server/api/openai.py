@@ -38,34 +38,36 @@ class OpenAIRoutes(GenerationRoutes):
         return router
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
-        model = self._model(body.model)
-        self._responder.check_num_answers(body.num_prompts * body.num_choices)
+        used = await self._use(body.model, request)
+        model = used.model
+        self._responder.check_num_answers(used, body.num_prompts * body.num_choices)
         refuse = refuse_long_text if body.truncate_prompt_tokens is None else refuse_endless_text
         refuse(model, body.num_prompt_chars)
         question = await self._texts.run(lambda: read_completion(model, body))
         form = CompletionFormat(
             body.request_id or request.state.request_id,
-            self._settings.model_names[0],
+            used.name,
             model.tokenizer,
             replace(self._extras(body), logprobs=body.logprobs, echo=bool(body.echo)),
             [prompt for prompt in question.prompts for _ in question.params],
         )
-        return await self._responder.respond(request, body, form, question, bool(body.return_token_ids))
+        return await self._responder.respond(used, request, body, form, question, bool(body.return_token_ids))
 
     async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
-        model = self._model(body.model)
-        self._responder.check_num_answers(body.num_choices)
+        used = await self._use(body.model, request)
+        model = used.model
+        self._responder.check_num_answers(used, body.num_choices)
         rules = self._settings.chat_rules
         question = await self._texts.run(lambda: read_chat(model, body, rules))
         form = ChatFormat(
             body.request_id or request.state.request_id,
-            self._settings.model_names[0],
+            used.name,
             model.tokenizer,
             replace(self._extras(body), logprobs=body.num_logprobs),
             question.prompts[0],
             question.use,
         )
-        return await self._responder.respond(request, body, form, question, bool(body.return_token_ids))
+        return await self._responder.respond(used, request, body, form, question, bool(body.return_token_ids))
 
     def _extras(self, body: GenerationFields) -> Extras:
         settings = self._settings

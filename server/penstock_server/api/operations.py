@@ -14,12 +14,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from penstock_server import __version__
-from penstock_server.facade.engine import ServedEngine
+from penstock_server.models.served_models import ServedModels
 from penstock_server.protocol.answer_bodies import Health, Version
 from penstock_server.protocol.engine_bodies import ServedPlanBody, StatsBody
 from penstock_server.protocol.errors import RETRY_AFTER_S, ErrorBody
 from penstock_server.protocol.paths import LOAD_PATH, METRICS_PATH, STATS_PATH
-from penstock_server.routing.checks import ready_model
+from penstock_server.routing.checks import loaded_engine
 from penstock_server.telemetry.metrics import RequestMetrics
 
 _NOT_READY: dict[int | str, dict[str, Any]] = {
@@ -30,13 +30,13 @@ _NOT_READY: dict[int | str, dict[str, Any]] = {
 class OperationRoutes:
     def __init__(
         self,
-        engine: ServedEngine,
+        models: ServedModels,
         metrics: RequestMetrics,
         is_draining: Callable[[], bool],
         num_open: Callable[[], int],
     ) -> None:
         """num_open: the number of requests that are being answered."""
-        self._engine = engine
+        self._models = models
         self._metrics = metrics
         self._is_draining = is_draining
         self._num_open = num_open
@@ -49,7 +49,7 @@ class OperationRoutes:
         router.get("/version")(self.version)
         router.get(LOAD_PATH)(self.load)
         router.get(METRICS_PATH, response_class=Response)(self.metrics)
-        refusals: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (401, 503)}
+        refusals: dict[int | str, dict[str, Any]] = {code: {"model": ErrorBody} for code in (401, 404, 503)}
         router.get("/v1/plan", responses=refusals)(self.plan)
         router.get(STATS_PATH, responses=refusals)(self.stats)
         return router
@@ -75,21 +75,19 @@ class OperationRoutes:
         """Counters and histograms in Prometheus' text format."""
         return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
-    async def plan(self) -> ServedPlanBody:
+    async def plan(self, model: str | None = None) -> ServedPlanBody:
         """The memory plan (bytes, homes of layers, budgets) and the time that a step of one token should
-        take. 503 while the model loads."""
-        ready_model(self._engine)
-        return self._engine.loaded.plan()
+        take. 503 while the model loads. `model`: one of several; without it, the one that was used last."""
+        return loaded_engine(self._models, model).plan()
 
-    async def stats(self) -> StatsBody:
+    async def stats(self, model: str | None = None) -> StatsBody:
         """The engine's totals and gauges, the last step, and the layer that is being computed (null: none).
         `time_s` is a clock: the rate of a total is its difference between two answers, divided by the
-        difference of `time_s`. 503 while the model loads."""
-        ready_model(self._engine)
-        return self._engine.loaded.snapshot().stats
+        difference of `time_s`. 503 while the model loads. `model`: as for /v1/plan."""
+        return loaded_engine(self._models, model).snapshot().stats
 
     def _health(self) -> Health:
-        status = self._engine.status
+        status = self._models.status
         if status.state == "ready":
             return Health(status="draining" if self._is_draining() else "ok")
         if status.state == "loading":

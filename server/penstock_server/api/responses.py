@@ -38,24 +38,25 @@ class ResponsesRoutes(GenerationRoutes):
         return router
 
     async def create(self, body: ResponsesRequest, request: Request) -> Response:
-        model = self._model(body.model)
+        used = await self._use(body.model, request)
+        model = used.model
         self._leave_out(body)
         rules = self._settings.chat_rules
         question = await self._texts.run(lambda: read_response(model, body, rules))
         form = ResponsesFormat(
             body.request_id or request.state.request_id,
-            self._settings.model_names[0],
+            used.name,
             model.tokenizer,
             body,
             question.params[0],
             question.use,
             tokens_as_ids=self._settings.return_tokens_as_token_ids,
         )
-        return await self._responder.respond(request, body, form, question)
+        return await self._responder.respond(used, request, body, form, question)
 
-    async def count(self, body: ResponsesRequest) -> InputTokens:
+    async def count(self, body: ResponsesRequest, request: Request) -> InputTokens:
         """The number of tokens of the input of a request to /v1/responses."""
-        model = self._model(body.model)
+        model = (await self._use(body.model, request)).model
         self._leave_out(body)
         rules = self._settings.chat_rules
 

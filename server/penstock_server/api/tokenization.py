@@ -9,13 +9,13 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field, model_validator
 from starlette.responses import Response
 
 from penstock import Tokenizer
-from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.model import ServedModel
+from penstock_server.models.served_models import ServedModels
 from penstock_server.prompts.inputs import read_conversation
 from penstock_server.prompts.text_thread import TextThread
 from penstock_server.protocol.conversation import Conversation, tool_offer
@@ -24,7 +24,7 @@ from penstock_server.protocol.messages import Message
 from penstock_server.protocol.requests import MAX_MESSAGES
 from penstock_server.protocol.tools import MAX_TOOLS, Tool
 from penstock_server.protocol.wire import Count, OnlyTrue, Text, Unsupported, Wire, invalid
-from penstock_server.routing.checks import check_length, check_model, ready_model, require_json
+from penstock_server.routing.checks import check_length, require_json, use_model
 from penstock_server.routing.descriptions import ERRORS
 from penstock_server.settings.settings import Settings
 from penstock_server.tools.use import ToolUse
@@ -131,8 +131,8 @@ class DetokenizedText(BaseModel):
 
 
 class TokenizationRoutes:
-    def __init__(self, engine: ServedEngine, settings: Settings, texts: TextThread) -> None:
-        self._engine = engine
+    def __init__(self, models: ServedModels, settings: Settings, texts: TextThread) -> None:
+        self._models = models
         self._settings = settings
         self._texts = texts
 
@@ -143,18 +143,16 @@ class TokenizationRoutes:
         router.post("/detokenize")(self.detokenize)
         return router
 
-    async def tokenize(self, body: TokenizeRequest) -> Response:
-        check_model(body.model, self._settings)
-        model = ready_model(self._engine)
+    async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
+        model = (await use_model(self._models, body.model, request)).model
         _check("prompt", len(body.prompt or ""), model)
         _check("content", len(body.content or ""), model)
         # The JSON is written on the text thread, too: with pieces it has an object for each token.
         content = await self._texts.run(lambda: tokens_of(model, body, self._settings).model_dump_json())
         return Response(content, media_type="application/json")
 
-    async def detokenize(self, body: DetokenizeRequest) -> DetokenizedText:
-        check_model(body.model, self._settings)
-        model = ready_model(self._engine)
+    async def detokenize(self, body: DetokenizeRequest, request: Request) -> DetokenizedText:
+        model = (await use_model(self._models, body.model, request)).model
         check_length("tokens", len(body.tokens), "tokens", model.max_model_len)
         if max(body.tokens, default=0) >= model.vocab_size:
             message = f"tokens has an id above {model.vocab_size - 1}, the model's last."

@@ -94,7 +94,7 @@ class _Batch:
     def _check_models(self) -> None:
         """Raises ConfigError if no request asks for this model: each of them would fail with the same
         error."""
-        known = {self._settings.model, *self._settings.model_names}
+        known = {self._settings.model, *self._settings.model_names, *self._settings.adapters}
         stranger = None
         for request in self._pending():
             name = request.body.get("model")

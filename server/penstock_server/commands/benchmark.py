@@ -27,6 +27,7 @@ from penstock.weights.checkpoints.hub import find_model
 from penstock_server.commands.bench_drafts import check_drafts, drafts_lines, measure_drafts
 from penstock_server.commands.converting import ProgressBar
 from penstock_server.commands.plan_report import estimated_plan, footprint_at
+from penstock_server.facade.figures import duration, rate
 from penstock_server.facade.inside import (
     draw_routing,
     expert_slots_are_full,
@@ -69,12 +70,12 @@ class Measurement:
 
     @property
     def line(self) -> str:
-        rate, share = self.num_tokens / self.seconds, self.floor_s / self.seconds
-        text = f"{self.name:20} {self.seconds * 1e3:9.1f} ms  {rate:8.2f} tokens/s  {share:4.0%} of the floor"
-        text += f" ({self.binding}); predicted {self.predicted_s * 1e3:.1f} ms"
+        tokens_per_s, share = rate(self.num_tokens / self.seconds), self.floor_s / self.seconds
+        text = f"{self.name:20} {duration(self.seconds):>9}  {tokens_per_s:>8} tokens/s  "
+        text += f"{share:4.0%} of the floor ({self.binding}); predicted {duration(self.predicted_s)}"
         if self.streamed_bytes:
             gbps = self.streamed_bytes / self.seconds / 1e9
-            text += f"; {gbps:.2f} GB/s streamed, waited {self.stall_s * 1e3:.0f} ms"
+            text += f"; {gbps:.2f} GB/s streamed, waited {duration(self.stall_s)}"
         if self.hit_rate is not None and self.predicted_hit_rate is not None:
             text += f"; experts {self.hit_rate:.1%} hits (predicted {self.predicted_hit_rate:.1%})"
             text += f", {self.streamed_bytes / self.num_tokens / 2**20:.1f} MiB per token"

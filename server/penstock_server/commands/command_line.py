@@ -7,6 +7,7 @@ import difflib
 import math
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 from typing import Any, NoReturn
 
 from penstock.memory.planning.cards import CARDS
@@ -24,14 +25,34 @@ PENSTOCK_MAX_NUM_SEQS and max-num-seqs. A flag wins over the variable, the varia
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors say what is wrong and where to look, in place of a screen of usage.
+    """A parser whose help begins with what the command does, and whose errors say what is wrong and where to
+    look, in place of a screen of usage.
 
     Flags can't be abbreviated: a later version may have another flag with the same beginning, and a settings
     file does not take abbreviations either.
     """
 
+    #: The flags in --help; None: all. --help-all shows the others, too.
+    usual_flags: frozenset[str] | None = None
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
+
+    def format_help(self) -> str:
+        formatter = self._get_formatter()
+        formatter.add_text(self.description)
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        for group in self._action_groups:
+            if actions := [action for action in group._group_actions if self._is_shown(action)]:
+                formatter.start_section(group.title)
+                formatter.add_text(group.description)
+                formatter.add_arguments(actions)
+                formatter.end_section()
+        return formatter.format_help()
+
+    def _is_shown(self, action: argparse.Action) -> bool:
+        names = action.option_strings or [action.dest]
+        return self.usual_flags is None or not self.usual_flags.isdisjoint(names)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"penstock: {message}\n`{self.prog} --help` lists what there is\n")
@@ -48,14 +69,49 @@ class _Parser(argparse.ArgumentParser):
         return options, unknown
 
 
+class _HelpAll(argparse.Action):
+    """--help-all: the help with every flag."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, _Parser)
+        parser.usual_flags = None
+        parser.print_help()
+        parser.exit()
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands. `command` in its result is the command's name."""
     parser = _Parser(prog="penstock", description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (text, add_arguments) in _COMMANDS.items():
-        add_arguments(commands.add_parser(name, help=text))
+        add_arguments(_add_command(commands, name, text))
     return parser
+
+
+def _add_command(commands: Any, name: str, text: str) -> _Parser:
+    example = _EXAMPLES.get(name)
+    description = f"{text[0].upper()}{text[1:]}." + (
+        f"\n\nFor example:\n{indent(example, '  ')}" if example else ""
+    )
+    command: _Parser = commands.add_parser(
+        name,
+        help=text,
+        description=description,
+        usage=f"penstock {name} {_ARGUMENTS.get(name, 'MODEL')} [flags]",
+        formatter_class=_HelpFormatter,
+    )
+    if name in _TALKING:
+        command.usual_flags = _USUAL
+        command.add_argument("--help-all", action=_HelpAll, nargs=0, help="all flags, and exit")
+    return command
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Keeps the lines of a description, and breaks those of flags."""
+
+    def _fill_text(self, text: str, width: int, beginning: str) -> str:
+        return "\n".join(beginning + line for line in text.splitlines())
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
@@ -63,11 +119,11 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_batch(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, "batch")
     parser.add_argument("source", type=Path, metavar="IN", help="requests, a JSON object per line")
     parser.add_argument(
         "target", type=Path, metavar="OUT", help="answers; requests that have one are skipped"
     )
-    add_flags(parser, "batch")
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -261,6 +317,36 @@ def _add_json(parser: argparse.ArgumentParser, text: str = "print JSON") -> None
     parser.add_argument("--json", action="store_true", help=text)
 
 
+#: The commands whose --help has the flags that people use.
+_TALKING = ("generate", "fill", "chat")
+_USUAL = frozenset({
+    "model", "--help", "--help-all", "--prompt", "--text", "--blank", "--json", "--system", "--max-tokens",
+    "--temperature", "--top-p", "--top-k", "--seed", "--stop", "--host-memory", "--device-memory", "--device",
+    "--offline", "--max-model-len", "--draft-model",
+})  # fmt: skip
+#: What stands behind a command's name, where this is not a model alone.
+_ARGUMENTS = {
+    "batch": "MODEL IN OUT",
+    "convert": "MODEL OUT",
+    "plan": "[MODEL]",
+    "bench": "[MODEL]",
+    "hardware": "[FOLDER]",
+    "doctor": "[FOLDER]",
+}
+_EXAMPLES = {
+    "serve": "penstock serve owner/name --host-memory 6GiB",
+    "batch": "penstock batch owner/name requests.jsonl answers.jsonl",
+    "generate": 'penstock generate demo --prompt "Once upon a time" --max-tokens 100',
+    "fill": 'penstock fill owner/name --text "The wheel is turned by ____."',
+    "chat": "penstock chat demo",
+    "convert": "penstock convert owner/name name-int8",
+    "plan": "penstock plan owner/name \npenstock plan --shape solar-10.7b --card 'GTX 1060'",
+    "hardware": "penstock hardware /models",
+    "bench": "penstock bench --shape solar-10.7b --host-memory 6GiB",
+    "doctor": "penstock doctor /models",
+    "report": "penstock report owner/name",
+    "eval": "penstock eval owner/name --text held-out.txt",
+}
 #: The commands in the order of --help: what a command does, and the function that adds its arguments.
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "serve": ("answer HTTP requests as OpenAI's API does", _add_serve),

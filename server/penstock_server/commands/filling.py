@@ -20,7 +20,8 @@ from penstock import (
 )
 from penstock.errors import ConfigError
 from penstock_server.answers.fill_format import SpanReader
-from penstock_server.commands.terminal import REQUEST_ID, Answered, answer, sampling_flags
+from penstock_server.commands.talking.answering import REQUEST_ID, Answered, answer
+from penstock_server.commands.terminal import sampling_flags
 from penstock_server.facade.inside import model_of
 from penstock_server.facade.loading import load_engine, open_source
 from penstock_server.prompts.filling import FillQuestion, read_fill

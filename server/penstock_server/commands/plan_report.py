@@ -6,14 +6,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
-from penstock.draft_model import check_plan, config_beside, machine_beside, own_config
+from penstock.drafters import mtp_plan
+from penstock.drafters.draft_model import check_plan, config_beside, machine_beside, own_config
 from penstock.errors import ConfigError
-from penstock.generation.drafting.expectation import Assumed, assumed_model
+from penstock.generation.drafting.expectation import Assumed, assumed_head, assumed_model
 from penstock.kernels import expected_traits
 from penstock.memory import kept_uses
 from penstock.memory.hardware import HardwareProfile
@@ -27,6 +29,7 @@ from penstock.model.pooling.pooling_config import pooling_config
 from penstock.model.registry import open_model, pooling_of, read_pooled_spec, read_spec
 from penstock.model.shapes import footprint
 from penstock.spec import ModelFootprint, ModelSpec
+from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_config
 from penstock.weights.store import planned_tensors
@@ -37,6 +40,7 @@ from penstock_server.facade.expected_drafts import (
     drafting_table,
     expected_drafts,
 )
+from penstock_server.facade.figures import duration, rate
 from penstock_server.facade.inside import hardware_body, plan_body, step_body
 from penstock_server.facade.machine import hardware_lines, profile, profile_or_assume
 from penstock_server.facade.plan_table import plan_table
@@ -56,7 +60,8 @@ def run_plan(
 ) -> int:
     """Prints the plan. `price_per_hour` is the price of the machine, in any currency. Raises PenstockError; a
     CapacityError says the least memory that would work."""
-    config, device = settings.engine_config(), find_card(card) if card is not None else None
+    config = with_adapter_bytes(settings.engine_config())
+    device = find_card(card) if card is not None else None
     folder = None if shape else find_config(settings.model, settings.revision, settings.offline)
     size = footprint_at(folder, config) if folder else footprint_of(find_shape(shape or ""), config)
     config = pooled_config(folder, config) if folder else config
@@ -67,7 +72,12 @@ def run_plan(
     if device is not None:
         hardware = dataclasses.replace(hardware, device=device)
         assumptions += [*card_notes(device), HOST_NOTE]
-    draft = planned_draft(settings, hardware, config) if _drafts(size, config) else None
+    draft = None
+    if _drafts(size, config):
+        draft = planned_draft(settings, hardware, config)
+        if draft is None and (folder is None or not folder.is_file()):
+            text = read_config(folder) if folder else find_shape(shape or "")
+            draft = planned_head(text, hardware, config)
     if draft is not None:
         assumptions += without_draft(size, hardware, config)
         config, hardware = draft.beside(config, hardware)
@@ -141,6 +151,32 @@ def planned_draft(settings: Settings, hardware: HardwareProfile, config: EngineC
     return PlannedDraft(plan, assumed_model(size.token_elements + size.head_elements, level_s))
 
 
+def planned_head(
+    config_json: dict[str, Any], hardware: HardwareProfile, config: EngineConfig
+) -> PlannedDraft | None:
+    """The head of multi-token prediction that config.json tells of, if it would guess."""
+    if config.mtp == "off" or config.draft_model is not None or hardware.device is not None:
+        return None
+    family, spec = read_spec(config_json, config.model_impl)
+    head = family.mtp_spec(spec, None)
+    if head is None:
+        return None
+    own = mtp_plan.own_config(config, head.max_position_embeddings)
+    tensors = planned_tensors(family.model_tensors(head), config_json, "int8", own.group_size)
+    size = footprint(head, tensors, head.kv_layout(own.kv_dtype))
+    size = dataclasses.replace(size, embedding_bytes=0, head_bytes=0)  # the model's
+    plan = estimated_plan(size, hardware, own)
+    budget = mtp_plan.fair_budget(plan, size.experts, spec.num_layers)
+    if budget is not None:
+        own = dataclasses.replace(own, host_memory_bytes=budget)
+        plan = estimated_plan(size, hardware, own)
+
+    def level_s(num_places: int) -> float:
+        return predict_step(plan, size, hardware, own, num_places, num_places).seconds
+
+    return PlannedDraft(plan, assumed_head(level_s))
+
+
 def without_draft(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> list[str]:
     """A line with a step of one sequence if the draft model left its memory to the model's own layers."""
     step = predict_step(estimated_plan(size, hardware, config), size, hardware, config, 1, 1)
@@ -148,7 +184,7 @@ def without_draft(size: ModelFootprint, hardware: HardwareProfile, config: Engin
         return []
     return [
         f"without the draft model, whose memory layers would have, a step of 1 sequence takes "
-        f"{step.seconds * 1e3:.1f} ms: {1 / step.seconds:.2f} tokens/s"
+        f"{duration(step.seconds)}: {rate(1 / step.seconds)} tokens/s"
     ]
 
 
@@ -270,8 +306,8 @@ def expert_lines(size: ModelFootprint, step: StepPrediction, more: dict[str, flo
         f"popularity, {source}, {demand.hit_rate:.0%} of these are in memory, and {missing} are read"
     ]
     if more:
-        rate = f" and {more['tokens_per_s']:.2f} tokens/s" if more["tokens_per_s"] else ""
-        lines.append(f"{gib(more['num_bytes'])} more memory: {more['hit_rate']:.0%} in memory{rate}")
+        gained = f" and {rate(more['tokens_per_s'])} tokens/s" if more["tokens_per_s"] else ""
+        lines.append(f"{gib(more['num_bytes'])} more memory: {more['hit_rate']:.0%} in memory{gained}")
     return [*lines, ""]
 
 
@@ -295,13 +331,14 @@ def million_token_prices(steps: dict[str, StepPrediction], price_per_hour: float
 
 
 def step_table(steps: dict[str, StepPrediction], prices: dict[str, float]) -> list[str]:
-    """A line for each step: predicted milliseconds, tokens per second, the price of a million tokens if there
+    """A line for each step: the predicted time, tokens per second, the price of a million tokens if there
     is one, and the resource that limits the step."""
     lines = []
     for name, step in steps.items():
-        rate = (step.num_encoded or step.num_tokens) / step.seconds if step.seconds else float("inf")
+        tokens_per_s = (step.num_encoded or step.num_tokens) / step.seconds if step.seconds else math.inf
         price = f"  {prices[name]:9.2f} per million tokens" if name in prices else ""
         lines.append(
-            f"{name:20} {step.seconds * 1e3:9.1f} ms  {rate:8.2f} tokens/s{price}  waits for {step.binding}"
+            f"{name:20} {duration(step.seconds):>9}  {rate(tokens_per_s):>8} tokens/s{price}  "
+            f"waits for {step.binding}"
         )
     return [*lines, ""]

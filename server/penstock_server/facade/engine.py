@@ -24,13 +24,14 @@ class ServedEngine:
         self._soft_prompts = soft_prompts or {}
 
     @classmethod
-    def of(cls, settings: Settings) -> ServedEngine:
-        """An engine that loads the model of the settings when it is started. Soft prompts are read at once:
-        nobody waits for a model to learn that a file is missing. Raises PenstockError."""
+    def of(cls, settings: Settings, is_patient: bool = True) -> ServedEngine:
+        """An engine that loads the model of the settings when it is started; is_patient: see load_engine().
+        Soft prompts are read at once: nobody waits for a model to learn that a file is missing. Raises
+        PenstockError."""
         soft_prompts = read_soft_prompts(settings)
 
         def load(report: Callable[[int, int], None]) -> Engine:
-            return fitting(load_engine(settings, report), soft_prompts)
+            return fitting(load_engine(settings, report, is_patient=is_patient), soft_prompts)
 
         return cls(AsyncEngine(load), soft_prompts)
 

@@ -12,6 +12,7 @@ from penstock.generation.drafting.expectation import (
     expected,
 )
 from penstock.memory.planning.plan import gib
+from penstock_server.facade.figures import duration, rate
 from penstock_server.protocol.engine_bodies import DraftingBody, told
 
 #: The numbers of sequences for which steps are predicted.
@@ -49,12 +50,12 @@ def drafting_table(found: tuple[DraftingBody, ...]) -> list[str]:
         seqs = f"{each.num_seqs} sequence{'s' if each.num_seqs > 1 else ''}"
         source = each.source.replace("_", " ")
         if not each.num_guesses:
-            lines.append(f"{seqs:12} {source:12} none pays: {each.plain_tokens_per_s:.2f} tokens/s")
+            lines.append(f"{seqs:12} {source:12} none pays: {rate(each.plain_tokens_per_s)} tokens/s")
             continue
-        drafting = f", {each.drafting_s * 1e3:.1f} ms to guess" if each.drafting_s else ""
+        drafting = f", {duration(each.drafting_s)} to guess" if each.drafting_s else ""
         lines.append(
             f"{seqs:12} {source:12} {each.num_guesses:2} each: {each.num_gained:.1f} tokens a step of "
-            f"{each.seconds * 1e3:.1f} ms (without {each.plain_s * 1e3:.1f} ms{drafting}), "
-            f"{each.tokens_per_s:.2f} tokens/s in place of {each.plain_tokens_per_s:.2f}"
+            f"{duration(each.seconds)} (without {duration(each.plain_s)}{drafting}), "
+            f"{rate(each.tokens_per_s)} tokens/s in place of {rate(each.plain_tokens_per_s)}"
         )
     return lines

@@ -13,7 +13,7 @@ from penstock_server.facade.snapshot import EngineSnapshot
 from penstock_server.protocol.engine_bodies import ServedPlanBody
 
 if TYPE_CHECKING:
-    from penstock import PromptEmbeds
+    from penstock import Adapter, PromptEmbeds
 
 
 class LoadedEngine:
@@ -46,6 +46,20 @@ class LoadedEngine:
     def submit(self, request: ValidRequest) -> RequestStream:
         """Queues a request. Raises QueueFull, and EngineDead if the engine has ended."""
         return self._queue.submit(request)
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """The adapters that requests may name."""
+        return self._engine.adapters.by_name
+
+    def load_adapter(self, name: str, folder: str, *, replaces: bool = False) -> None:
+        """Blocks while files are read. Raises ConfigError for a name that is taken, CapacityError and kinds
+        of CheckpointError."""
+        self._engine.adapters.load(name, folder, replaces=replaces)
+
+    def unload_adapter(self, name: str) -> None:
+        """Requests that have the adapter go on. Raises ConfigError if there is none."""
+        self._engine.adapters.unload(name)
 
     def snapshot(self) -> EngineSnapshot:
         """The engine's counters at this moment."""

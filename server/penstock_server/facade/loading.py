@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,16 @@ class LoadProgress:
             self._bar.close()
 
 
+def find_folder(settings: Settings) -> Path:
+    """The folder or GGUF file of the settings' model, fetched if need be. Raises PenstockError."""
+    return find_model(settings.model, settings.revision, settings.offline, settings.allow_pickle)
+
+
 def open_source(settings: Settings) -> OpenModel:
     """The model of the settings, opened but not loaded, as it is converted: a folder in planes becomes INT8
     again, unless the settings ask for planes. Raises PenstockError."""
-    folder = find_model(settings.model, settings.revision, settings.offline, settings.allow_pickle)
     return open_model(
-        folder,
+        find_folder(settings),
         settings.ignore_unexpected_tensors,
         settings.group_size,
         settings.allow_pickle,
@@ -71,6 +76,7 @@ def open_source(settings: Settings) -> OpenModel:
         keeps_planes=False,
         model_impl=settings.model_impl,
         wish=PoolingWish(settings.runner, settings.pooling, settings.score_tokens),
+        keeps_mtp=True,
     )
 
 
@@ -78,18 +84,20 @@ def load_engine(
     settings: Settings,
     report: Callable[[int, int], None] | None = None,
     hardware: HardwareProfile | None = None,
+    is_patient: bool = True,
 ) -> Engine:
     """The engine that the settings describe. Raises PenstockError.
 
     report: gets the number of loaded layers and the number of all layers. An exception that it raises ends
         loading.
     hardware: the machine for which the memory is planned; None: this machine as it is now.
+    is_patient: wait until all layers that stay in memory are there; else the first step computes each as it
+        arrives.
     """
-    model: str | Path = settings.model
-    if settings.convert_to is not None:
-        model = settings.convert_to
-        _convert(settings, settings.convert_to, report)
     progress = LoadProgress(f"loading {settings.model_names[0]}")
+    if settings.convert_to is not None:
+        _convert(settings, settings.convert_to, report)
+        settings = replace(settings, model=str(settings.convert_to), convert_to=None)
 
     def tell(num_loaded: int, num_total: int) -> None:
         progress(num_loaded, num_total)
@@ -97,7 +105,7 @@ def load_engine(
             report(num_loaded, num_total)
 
     try:
-        folder = find_model(model, settings.revision, settings.offline, settings.allow_pickle)
+        folder = find_folder(settings)
         # For a small model the disk is not measured, since measuring writes a file; a kept rate is used.
         hardware = hardware or profile(settings, folder, measures_disk=is_measurable(folder))
         return Engine.load(
@@ -106,6 +114,7 @@ def load_engine(
             report_progress=tell,
             hardware=hardware,
             cache_folder=settings.cache_dir,
+            is_patient=is_patient,
         )
     finally:
         progress.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock import FormedPrompt, Grammar, PromptForms, Tokenizer
 
 if TYPE_CHECKING:
-    from penstock import PoolingSpec, PromptEmbeds
+    from penstock import Adapter, PoolingSpec, PromptEmbeds
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class ServedModel:
     forms: PromptForms
     #: What the server was started with, by names.
     soft_prompts: Mapping[str, PromptEmbeds] = field(default_factory=dict)
+    #: The name in answers.
+    name: str = ""
+    #: What changes the model for a request that named it; None: the model as it is.
+    adapter: Adapter | None = None
     #: The model predicts the tokens of a prompt. Models that see a prompt both ways, or encode it, do not.
     predicts_prompt: bool = True
     #: Tokens with which the decoder of an encoder-decoder begins every answer. They count as tokens of the

@@ -31,6 +31,7 @@ def plan_table(plan: PlanBody) -> list[str]:
     rows += [
         ("keys and values", compute, plan.kv_bytes, f"{plan.num_kv_tokens} tokens"),
         *_state_rows(plan, compute),
+        *([("adapters", "host", plan.adapter_bytes, "")] if plan.adapter_bytes else []),
         ("activations", compute, plan.workspace_bytes, _workspace_text(plan)),
     ]
     if plan.has_gpu:

@@ -64,6 +64,7 @@ class RequestContext:
                 raise
             await api_error(error).response()(scope, receive, send_with_id)
         finally:
+            info.end()
             duration_s = time.monotonic() - info.arrival
             self._metrics.observe(scope, status, duration_s)
             _log(scope, status, duration_s, info)
@@ -95,6 +96,9 @@ def _log(scope: Scope, status: int, duration_s: float, info: RequestInfo) -> Non
     path, timings = repr(scope["path"])[1:-1], info.timings()
     extra = {"method": scope["method"], "path": path, "status": status, "seconds": round(duration_s, 4)}
     shown = "".join(f", {name} {value}" for name, value in timings.items())
+    if info.model is not None:
+        extra["model"] = info.model
+        shown = f", model {info.model}{shown}"
     if info.ignored:
         extra["ignored"] = _shown(info.ignored)
         shown += f", ignored: {extra['ignored']}"

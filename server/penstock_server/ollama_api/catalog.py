@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
+import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastapi import APIRouter, Depends
 
-from penstock_server.facade.engine import ServedEngine
+from penstock_server.facade.model import ServedModel
+from penstock_server.models.pooled_model import PooledModel, engine_of
+from penstock_server.models.served_models import ServedModels, raise_while_loading
 from penstock_server.ollama_api.any_content_type import JsonRoute
 from penstock_server.ollama_api.bodies import (
     ApiVersion,
@@ -24,9 +29,8 @@ from penstock_server.ollama_api.errors import OllamaError
 from penstock_server.ollama_api.names import known_name
 from penstock_server.protocol.engine_bodies import ServedPlanBody
 from penstock_server.protocol.wire import Wire
-from penstock_server.routing.checks import check_model, ready_model, require_json
+from penstock_server.routing.checks import known_model, require_json
 from penstock_server.routing.descriptions import errors_as
-from penstock_server.settings.settings import Settings
 from penstock_server.tools.reasoning import detect_format
 
 #: The version of Ollama whose API this is. Clients ask for it to know what the server can do.
@@ -49,9 +53,8 @@ class ShowRequest(Wire):
 
 
 class CatalogRoutes:
-    def __init__(self, engine: ServedEngine, settings: Settings) -> None:
-        self._engine = engine
-        self._settings = settings
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
         self._since = now()
 
     def router(self) -> APIRouter:
@@ -66,80 +69,116 @@ class CatalogRoutes:
         return ApiVersion(version=API_VERSION)
 
     async def tags(self) -> ModelListing:
-        """All names of the model; none while the model loads, since nothing is known of it."""
-        if not self._engine.is_ready:
-            return ModelListing(models=[])
-        return ModelListing(models=[self._listed(name) for name in self._settings.model_names])
+        """All names of the models of which something is known, and their adapters."""
+        return ModelListing(
+            models=[
+                self._listed(name, model)
+                for model in self._models.models
+                if self._architecture(model) is not None
+                for name in (*model.names, *model.adapters)
+            ]
+        )
 
     async def running(self) -> RunningModels:
-        if not self._engine.is_ready:
-            return RunningModels(models=[])
-        plan, loaded = self._engine.loaded.plan(), self._engine.loaded
-        listed = self._listed(self._settings.model_names[0])
-        running = RunningModel(
-            **listed.model_dump(include={"name", "model", "size", "digest", "details"}),
-            expires_at=_NEVER,
+        return RunningModels(models=[self._running(model) for model in self._models.models if model.is_ready])
+
+    def _running(self, model: PooledModel) -> RunningModel:
+        loaded = engine_of(model).loaded
+        plan = loaded.plan()
+        listed = self._listed(model.name, model).model_dump(
+            include={"name", "model", "size", "digest", "details"}
+        )
+        return RunningModel(
+            **listed,
+            expires_at=_end_of(model),
             size_vram=plan.device_used_bytes if plan.has_gpu else 0,
             context_length=loaded.model.max_model_len,
         )
-        return RunningModels(models=[running])
 
     async def show(self, body: ShowRequest) -> ShownModel:
-        name = known_name(body.model or body.name or "", self._settings)
-        check_model(name, self._settings)
-        model = ready_model(self._engine)
-        architecture = model.architecture
+        """What the model's files say, and more if it was loaded before. Nothing is loaded for it."""
+        name = known_name(body.model or body.name or "", self._models)
+        model = known_model(self._models, name)
+        raise_while_loading(self._models.status)
+        seen, needs = self._seen(model), model.needs
+        architecture = self._architecture(model) or ""
+        size = seen or needs
         info = {
             "general.architecture": architecture,
             "general.basename": name,
-            f"{architecture}.context_length": model.max_model_len,
-            f"{architecture}.embedding_length": model.hidden_size,
-            f"{architecture}.vocab_size": model.vocab_size,
+            f"{architecture}.context_length": (
+                seen.max_model_len if seen else needs.max_position_embeddings if needs else 0
+            ),
+            f"{architecture}.embedding_length": size.hidden_size if size else 0,
+            f"{architecture}.vocab_size": size.vocab_size if size else 0,
         }
+        sampling = seen.default_sampling if seen else {}
+        has_template = seen is not None and seen.tokenizer.has_chat_template
         return ShownModel(
             modelfile=f"FROM {name}\n",
-            parameters="\n".join(f"{key} {value}" for key, value in model.default_sampling.items()),
-            template=model.tokenizer.tool_template if model.tokenizer.has_chat_template else "{{ .Prompt }}",
-            details=self._details(),
+            parameters="\n".join(f"{key} {value}" for key, value in sampling.items()),
+            template=seen.tokenizer.tool_template if seen and has_template else "{{ .Prompt }}",
+            details=_details(architecture),
             model_info=info,
-            capabilities=self._capabilities(),
+            capabilities=_capabilities(seen),
             modified_at=self._since,
         )
 
-    def _listed(self, name: str) -> ListedModel:
+    def _listed(self, name: str, model: PooledModel) -> ListedModel:
+        known_bytes = model.needs.weight_bytes if model.needs else None
         return ListedModel(
             name=name,
             model=name,
             modified_at=self._since,
-            size=weight_bytes(self._engine.loaded.plan()),
+            size=weight_bytes(engine_of(model).loaded.plan()) if known_bytes is None else known_bytes,
             digest=hashlib.sha256(name.encode()).hexdigest(),
-            details=self._details(),
-            capabilities=self._capabilities(),
+            details=_details(self._architecture(model) or ""),
+            capabilities=_capabilities(self._seen(model)),
         )
 
-    def _details(self) -> Details:
-        family = self._engine.loaded.model.architecture
-        return Details(
-            format="safetensors",
-            family=family,
-            families=[family],
-            parameter_size="",
-            quantization_level="",
-        )
+    def _seen(self, model: PooledModel) -> ServedModel | None:
+        """What the model is, if it is loaded or was."""
+        return engine_of(model).loaded.model if model.is_ready else model.seen
 
-    def _capabilities(self) -> list[str]:
-        model = self._engine.loaded.model
-        if model.pooling is not None:
-            return ["embedding"] if model.task == "embed" else []
-        tokenizer = model.tokenizer
-        found = ["completion"]
-        if model.forms.max_blanks:
-            found.append("insert")
-        if re.search(r"\btools\b", tokenizer.tool_template or ""):
-            found.append("tools")
-        if detect_format(tokenizer) is not None:
-            found.append("thinking")
+    def _architecture(self, model: PooledModel) -> str | None:
+        """None while nothing is known of the model."""
+        known = self._seen(model) or model.needs
+        return None if known is None else known.architecture
+
+
+def _details(family: str) -> Details:
+    return Details(
+        format="safetensors",
+        family=family,
+        families=[family],
+        parameter_size="",
+        quantization_level="",
+    )
+
+
+def _capabilities(model: ServedModel | None) -> list[str]:
+    if model is not None and model.pooling is not None:
+        return ["embedding"] if model.task == "embed" else []
+    found = ["completion"]
+    if model is None:
         return found
+    tokenizer = model.tokenizer
+    if model.forms.max_blanks:
+        found.append("insert")
+    if re.search(r"\btools\b", tokenizer.tool_template or ""):
+        found.append("tools")
+    if detect_format(tokenizer) is not None:
+        found.append("thinking")
+    return found
+
+
+def _end_of(model: PooledModel) -> str:
+    """When a model goes if nobody asks for it. While requests have it, their time begins at their end."""
+    left_s = model.keep_alive_s if model.num_users else model.expires - time.monotonic()
+    if left_s == math.inf:
+        return _NEVER
+    end = datetime.now(UTC) + timedelta(seconds=max(0.0, left_s))
+    return end.isoformat().replace("+00:00", "Z")
 
 
 def weight_bytes(plan: ServedPlanBody) -> int:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from array import array
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
 from penstock import PoolingParams
+from penstock_server.models.pooled_model import ModelInUse
 from penstock_server.ollama_api.any_content_type import JsonRoute
 from penstock_server.ollama_api.errors import OllamaError
 from penstock_server.ollama_api.names import known_name
-from penstock_server.ollama_api.options import Options
-from penstock_server.ollama_api.requests import NO_OPTIONS
+from penstock_server.ollama_api.requests import NO_OPTIONS, ModelFields
 from penstock_server.prompts.pooled_texts import TextRules, read_texts
-from penstock_server.protocol.wire import PositiveCount, Text, Wire
+from penstock_server.protocol.wire import PositiveCount, Text
 from penstock_server.routing.checks import note_ignored, require_json
 from penstock_server.routing.descriptions import errors_as
 from penstock_server.routing.generation_routes import GenerationRoutes
@@ -25,15 +25,7 @@ from penstock_server.routing.generation_routes import GenerationRoutes
 MAX_INPUTS = 2048
 
 
-class EmbedFields(Wire):
-    model: str
-    options: Options | None = None
-
-    # accepted without effect: the model stays loaded while the server runs
-    keep_alive: Any = None
-
-
-class EmbedRequest(EmbedFields):
+class EmbedRequest(ModelFields):
     """Body of POST /api/embed."""
 
     input: Text | Annotated[list[Text], Field(max_length=MAX_INPUTS)] = Field(
@@ -45,7 +37,7 @@ class EmbedRequest(EmbedFields):
     dimensions: PositiveCount | None = None
 
 
-class OldEmbedRequest(EmbedFields):
+class OldEmbedRequest(ModelFields):
     """Body of POST /api/embeddings."""
 
     prompt: Text
@@ -75,11 +67,13 @@ class OllamaEmbeddingRoutes(GenerationRoutes):
     async def embed(self, body: EmbedRequest, request: Request) -> Embedded:
         """Vectors have length 1."""
         started = time.monotonic()
+        used = await self._use_embedding(body, request)
         texts = [body.input] if isinstance(body.input, str) else body.input
         params = PoolingParams(body.dimensions, normalizes=True)
-        vectors, num_tokens = await self._embed(body, request, texts, params, body.truncate is not False)
+        rules = TextRules(-1 if body.truncate is not False else None)
+        vectors, num_tokens = await self._embed(used, body, request, texts, params, rules)
         return Embedded(
-            model=self._settings.model_names[0],
+            model=used.name,
             embeddings=[vector.tolist() for vector in vectors],
             total_duration=round((time.monotonic() - started) * 1e9),
             load_duration=0,
@@ -88,15 +82,25 @@ class OllamaEmbeddingRoutes(GenerationRoutes):
 
     async def embed_one(self, body: OldEmbedRequest, request: Request) -> OldEmbedded:
         """The vector is as long as the model makes it."""
+        used = await self._use_embedding(body, request)
         texts = [body.prompt] if body.prompt else []
-        vectors, _ = await self._embed(body, request, texts, PoolingParams(), is_cut=True)
+        vectors, _ = await self._embed(used, body, request, texts, PoolingParams(), TextRules(-1))
         return OldEmbedded(embedding=vectors[0].tolist() if vectors else [])
 
+    async def _use_embedding(self, body: ModelFields, request: Request) -> ModelInUse:
+        name = known_name(body.model, self._models)
+        return await self._use_pooling(name, request, "embed", body.keep_alive_s)
+
     async def _embed(
-        self, body: EmbedFields, request: Request, texts: list[str], params: PoolingParams, is_cut: bool
+        self,
+        used: ModelInUse,
+        body: ModelFields,
+        request: Request,
+        texts: list[str],
+        params: PoolingParams,
+        rules: TextRules,
     ) -> tuple[list[array[float]], int]:
-        model = self._pooling_model(known_name(body.model, self._settings), "embed")
+        model = used.model
         note_ignored((body.options or NO_OPTIONS).ignored(model.max_model_len))
-        rules = TextRules(-1 if is_cut else None)
         read = await self._texts.run(lambda: read_texts(model, texts, params, rules))
-        return await self._responder.pool(request, read), sum(len(text.token_ids) for text in read)
+        return await self._responder.pool(used, request, read), sum(len(text.token_ids) for text in read)

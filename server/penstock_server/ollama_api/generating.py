@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
 from penstock_server.answers.formats import ChatFormat, Extras
-from penstock_server.facade.model import ServedModel
+from penstock_server.models.pooled_model import ModelInUse
 from penstock_server.ollama_api.any_content_type import JsonRoute
 from penstock_server.ollama_api.bodies import Answered, ChatAnswer, GenerateAnswer
 from penstock_server.ollama_api.errors import OllamaError
@@ -24,7 +24,7 @@ from penstock_server.prompts.questions import (
     within_context,
 )
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
-from penstock_server.routing.checks import note_ignored, require_json
+from penstock_server.routing.checks import known_model, note_ignored, require_json
 from penstock_server.routing.descriptions import errors_as, line_stream_of
 from penstock_server.routing.generation_routes import GenerationRoutes
 
@@ -45,50 +45,64 @@ class OllamaRoutes(GenerationRoutes):
         return router
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        model = self._ready(body)
         if not body.messages:
-            return _loaded(ChatAnswer(model=body.model, done=True, done_reason="load"))
+            reason = await self._load(body, request)
+            return _loaded(ChatAnswer(model=body.model, done=True, done_reason=reason))
+        used = await self._ready(body, request)
+        model = used.model
         chat, rules = body.as_chat, self._settings.chat_rules
 
         read = read_chat if body.truncate is False else read_fitting_chat
-        return await self._answer(request, model, chat, lambda: read(model, chat, rules), is_chat=True)
+        return await self._answer(request, used, chat, lambda: read(model, chat, rules), is_chat=True)
 
     async def generate(self, body: GenerateRequest, request: Request) -> Response:
-        model = self._ready(body)
         if not body.prompt and not body.suffix:
-            return _loaded(GenerateAnswer(model=body.model, done=True, done_reason="load"))
+            reason = await self._load(body, request)
+            return _loaded(GenerateAnswer(model=body.model, done=True, done_reason=reason))
+        used = await self._ready(body, request)
+        model = used.model
         refuse_long_text(model, len(body.prompt or "") + len(body.suffix or ""))
         if body.raw or body.suffix or not model.tokenizer.has_chat_template:
             completion = body.as_completion
-            return await self._answer(request, model, completion, lambda: read_completion(model, completion))
+            return await self._answer(request, used, completion, lambda: read_completion(model, completion))
         chat, rules = body.as_chat, self._settings.chat_rules
-        return await self._answer(request, model, chat, lambda: read_chat(model, chat, rules))
+        return await self._answer(request, used, chat, lambda: read_chat(model, chat, rules))
 
-    def _ready(self, body: GeneratingRequest) -> ServedModel:
-        model = self._model(known_name(body.model, self._settings))
-        note_ignored((body.options or NO_OPTIONS).ignored(model.max_model_len))
-        return model
+    async def _ready(self, body: GeneratingRequest, request: Request) -> ModelInUse:
+        used = await self._use(known_name(body.model, self._models), request, body.keep_alive_s)
+        note_ignored((body.options or NO_OPTIONS).ignored(used.model.max_model_len))
+        return used
+
+    async def _load(self, body: GeneratingRequest, request: Request) -> str:
+        """Loads the model for a request that asks for nothing else, or lets the model go if the request keeps
+        it for no time. Returns which, in Ollama's words."""
+        model = known_model(self._models, known_name(body.model, self._models))
+        if body.keep_alive_s == 0 and self._models.swaps:
+            self._models.retire(model)
+            return "unload"
+        await self._ready(body, request)
+        return "load"
 
     async def _answer(
         self,
         request: Request,
-        model: ServedModel,
+        used: ModelInUse,
         body: ChatCompletionRequest | CompletionRequest,
         read: Callable[[], Question],
         is_chat: bool = False,
     ) -> Response:
-        question = await self._texts.run(lambda: within_context(model, read()))
-        name, num_logprobs = self._settings.model_names[0], question.params[0].logprobs
+        question = await self._texts.run(lambda: within_context(used.model, read()))
+        name, num_logprobs = used.name, question.params[0].logprobs
         reader = ChatFormat(
             request.state.request_id,
             name,
-            model.tokenizer,
+            used.model.tokenizer,
             Extras(logprobs=num_logprobs),
             question.prompts[0],
             question.use,
         )
         form = LinesFormat(name, reader, is_chat)
-        return await self._responder.respond(request, body, form, question, media_type=MEDIA_TYPE)
+        return await self._responder.respond(used, request, body, form, question, media_type=MEDIA_TYPE)
 
 
 def _loaded(answer: Answered) -> Response:

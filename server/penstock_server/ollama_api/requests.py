@@ -1,7 +1,6 @@
 """The bodies of requests to Ollama's /api/chat and /api/generate. The rules are those of
 protocol/requests.py. Accepted without effect:
 
-    keep_alive      the model stays loaded while the server runs
     shift      an answer ends when the context is full
     options of how to load a model      see options.py
 
@@ -43,6 +42,7 @@ from penstock_server.protocol.output_formats import JsonObjectFormat, JsonSchema
 from penstock_server.protocol.requests import MAX_MESSAGES, ChatCompletionRequest, CompletionRequest
 from penstock_server.protocol.tools import MAX_DEPTH, MAX_TOOLS, FunctionType, Tool, is_too_deep
 from penstock_server.protocol.wire import Text, Unsupported, Wire, invalid
+from penstock_server.settings.values import parse_keep_alive
 
 NO_OPTIONS = Options.model_validate({})
 _ANY_OBJECT = JsonObjectFormat.model_validate({"type": "json_object"})
@@ -106,14 +106,35 @@ class OllamaTool(Tool):
     items: Any = None
 
 
+def _check_keep_alive(value: float | str | None) -> float | str | None:
+    if value is not None:
+        parse_keep_alive(str(value))
+    return value
+
+
+KeepAlive = Annotated[float | str | None, AfterValidator(_check_keep_alive)]
+
+
 def _kind_of_format(value: object) -> str:
     return "schema" if isinstance(value, dict) else "name"
 
 
-class GeneratingRequest(Wire):
-    """What the two routes have in common."""
+class ModelFields(Wire):
+    """What all routes have that use a model."""
 
     model: str
+    options: Options | None = None
+    keep_alive: KeepAlive = Field(None, description="How long the model stays loaded afterwards.")
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        """Seconds; infinity for what is below 0. None: the server's setting."""
+        return None if self.keep_alive is None else parse_keep_alive(str(self.keep_alive))
+
+
+class GeneratingRequest(ModelFields):
+    """What the routes that write text have in common."""
+
     stream: bool | None = Field(None, description="true if null")
     format: (
         Annotated[
@@ -122,13 +143,11 @@ class GeneratingRequest(Wire):
         ]
         | None
     ) = Field(None, description="'json', or a JSON Schema that the answer must follow.")
-    options: Options | None = None
     think: bool | Text | None = Field(None, description="Whether the model thinks first, or how hard.")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     # accepted without effect
-    keep_alive: float | str | None = None
     shift: bool | None = None
 
     @property

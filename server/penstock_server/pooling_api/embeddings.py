@@ -28,12 +28,13 @@ class EmbeddingRoutes(GenerationRoutes):
         return router
 
     async def embed(self, body: EmbeddingRequest, request: Request) -> Response:
-        model = self._pooling_model(body.model, "embed")
+        used = await self._use_pooling(body.model, request, "embed")
+        model = used.model
         params = PoolingParams(body.dimensions, body.normalize)
         is_special = body.add_special_tokens is not False
         rules = TextRules(body.truncate_prompt_tokens, body.prompt_name, is_special)
         texts = await self._texts.run(lambda: read_texts(model, body.inputs, params, rules))
-        vectors = await self._responder.pool(request, texts, body.priority, body.cache_salt or "")
+        vectors = await self._responder.pool(used, request, texts, body.priority, body.cache_salt or "")
 
         def write() -> str:
             form = body.encoding_format
@@ -41,7 +42,7 @@ class EmbeddingRoutes(GenerationRoutes):
             return EmbeddingList(
                 id=f"embd-{body.request_id or request.state.request_id}",
                 created=int(time.time()),
-                model=self._settings.model_names[0],
+                model=used.name,
                 data=data,
                 usage=PooledUsage.of(sum(len(text.token_ids) for text in texts)),
             ).model_dump_json()

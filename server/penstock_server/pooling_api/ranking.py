@@ -6,6 +6,7 @@ import time
 
 from fastapi import APIRouter, Depends, Request
 
+from penstock_server.models.pooled_model import ModelInUse
 from penstock_server.pooling_api.embedding_bodies import PooledUsage
 from penstock_server.pooling_api.ranking_bodies import (
     PairFields,
@@ -37,11 +38,12 @@ class RankingRoutes(GenerationRoutes):
         return router
 
     async def score(self, body: ScoreRequest, request: Request) -> ScoreList:
-        scores, usage = await self._scores(body, request, body.pairs)
+        used = await self._use_pooling(body.model, request, "score")
+        scores, usage = await self._scores(used, body, request, body.pairs)
         return ScoreList(
             id=f"score-{body.request_id or request.state.request_id}",
             created=int(time.time()),
-            model=self._settings.model_names[0],
+            model=used.name,
             data=[ScoreObject(index=index, score=score) for index, score in enumerate(scores)],
             usage=usage,
         )
@@ -49,7 +51,8 @@ class RankingRoutes(GenerationRoutes):
     async def rerank(self, body: RerankRequest, request: Request) -> Ranking:
         texts = body.texts
         pairs = [(body.query, text) for text in texts]
-        scores, usage = await self._scores(body, request, pairs, body.max_tokens_per_doc)
+        used = await self._use_pooling(body.model, request, "score")
+        scores, usage = await self._scores(used, body, request, pairs, body.max_tokens_per_doc)
         # Documents of equal scores keep their order.
         order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
         shown = body.return_documents is not False
@@ -62,18 +65,19 @@ class RankingRoutes(GenerationRoutes):
             for index in order
         ]
         name = f"rerank-{body.request_id or request.state.request_id}"
-        return Ranking(id=name, model=self._settings.model_names[0], results=results, usage=usage)
+        return Ranking(id=name, model=used.name, results=results, usage=usage)
 
     async def _scores(
         self,
+        used: ModelInUse,
         body: PairFields,
         request: Request,
         pairs: list[tuple[str, str]],
         most_second: int | None = None,
     ) -> tuple[list[float], PooledUsage]:
-        model = self._pooling_model(body.model, "score")
+        model = used.model
         limit = body.truncate_prompt_tokens
         texts = await self._texts.run(lambda: read_pairs(model, pairs, body.instruction, limit, most_second))
-        found = await self._responder.pool(request, texts, body.priority, body.cache_salt or "")
+        found = await self._responder.pool(used, request, texts, body.priority, body.cache_salt or "")
         usage = PooledUsage.of(sum(len(text.token_ids) for text in texts))
         return [score[0] for score in found], usage

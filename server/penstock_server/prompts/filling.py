@@ -39,7 +39,8 @@ def read_fill(model: ServedModel, body: FillRequest) -> FillQuestion:
         bad_words=read_bad_words(model, body.bad_words or ()) if body.bad_words else (),
     )
     params = follow_form(params, form, body.max_tokens_per_blank)
-    return FillQuestion(text, form, Question([Prompt(form.token_ids)], [params], form.answer_start))
+    prompts = [Prompt(form.token_ids)]
+    return FillQuestion(text, form, Question(prompts, [params], form.answer_start, adapter=model.adapter))
 
 
 def _max_tokens(body: FillRequest, num_blanks: int, has_closers: bool, room: int) -> int:

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from penstock import Grammar, SamplingParams
 from penstock.errors import ContextOverflow, InvalidParameter
@@ -37,6 +37,9 @@ from penstock_server.tools.prompting import ToolPrompt
 from penstock_server.tools.reasoning import Reasoning
 from penstock_server.tools.use import ToolUse
 
+if TYPE_CHECKING:
+    from penstock import Adapter
+
 #: The default of max_tokens for /v1/completions, as at OpenAI.
 DEFAULT_MAX_TOKENS = 16
 
@@ -51,6 +54,8 @@ class Question:
     answer_start: tuple[int, ...] = ()
     #: How to read answers that may hold reasoning or calls of tools; None: answers are text alone.
     use: ToolUse | None = None
+    #: What changes the model for these answers; None: the model as it is.
+    adapter: Adapter | None = None
 
 
 class Constraints(TypedDict):
@@ -89,7 +94,8 @@ def read_completion(model: ServedModel, body: CompletionRequest) -> Question:
         **_constraints(model, body),
     )
     params = follow_form(params, form)
-    return Question(prompts, choices(params, body.num_choices), form.answer_start if form else ())
+    start = form.answer_start if form else ()
+    return Question(prompts, choices(params, body.num_choices), start, adapter=model.adapter)
 
 
 def _constraints(model: ServedModel, body: GenerationFields) -> Constraints:
@@ -114,7 +120,8 @@ def read_chat(model: ServedModel, body: ChatCompletionRequest, rules: ChatRules)
         **_constraints(model, body),
     )
     params = _bound(model, use, params, body.as_conversation.thinking_budget)
-    return Question([Prompt(token_ids)], choices(params, body.num_choices), use=use if use.parser() else None)
+    answers, prompts = choices(params, body.num_choices), [Prompt(token_ids)]
+    return Question(prompts, answers, use=use if use.parser() else None, adapter=model.adapter)
 
 
 def within_context(model: ServedModel, question: Question) -> Question:
@@ -184,7 +191,7 @@ def read_response(model: ServedModel, body: ResponsesRequest, rules: ChatRules) 
         grammar=read_format(model, body.format, "text.format"),
     )
     params = _bound(model, use, params, body.as_conversation.thinking_budget)
-    return Question([prompt], [params], use=use if use.parser() else None)
+    return Question([prompt], [params], use=use if use.parser() else None, adapter=model.adapter)
 
 
 def read_input(

@@ -225,20 +225,29 @@ class ChatCompletionChunk(BaseModel):
 # -- models and operations ----------------------------------------------------------------------
 
 
+class ModelStatus(BaseModel):
+    """As in llama-server."""
+
+    value: Literal["loaded", "loading", "unloaded"]
+
+
 class Model(BaseModel):
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "penstock"
-    #: The first name of the model: names with the same root are one model.
+    #: The first name of the model: names with the same root are one model. An adapter is its own root.
     root: str
-    parent: None = None
+    #: The model that an adapter changes.
+    parent: str | None = None
     #: The most tokens of prompt and answer together; null while the model loads.
     max_model_len: int | None = None
     #: The most blanks of a text that /v1/fill fills in; 0 if the model can't, null while the model loads.
     max_blanks: int | None = None
     #: What the model is for: "generate", "embed" or "score".
     task: str | None = None
+    #: Of one of several models; null for a model that stays loaded.
+    status: ModelStatus | None = Field(default=None, exclude_if=lambda status: status is None)
     #: Whose code computes the layers, penstock's or transformers'; null while the model loads.
     model_impl: str | None = None
     #: Whether a request gets the same bits in any company; null while the model loads.

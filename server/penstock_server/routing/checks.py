@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import Header
+from fastapi import Header, Request
 
-from penstock_server.facade.engine import ServedEngine
-from penstock_server.facade.model import ServedModel
+from penstock_server.answers.streaming import unless_disconnected
+from penstock_server.facade.loaded_engine import LoadedEngine
+from penstock_server.models.pooled_model import ModelInUse, PooledModel, engine_of
+from penstock_server.models.served_models import ServedModels, raise_while_loading
 from penstock_server.protocol.errors import ApiError, unavailable
 from penstock_server.settings.settings import Settings
 from penstock_server.telemetry.request_info import current_request
@@ -25,22 +27,43 @@ async def require_json(content_type: Annotated[str, Header(include_in_schema=Fal
         raise ApiError(415, message, code="unsupported_media_type")
 
 
-def ready_model(engine: ServedEngine) -> ServedModel:
-    """The loaded model. Raises 503 while the model loads, EngineDead if the engine has ended."""
-    status = engine.status
-    if status.state == "loading":
-        progress = f"{status.loaded_layers} of {status.total_layers} layers"
-        raise unavailable(f"The model is loading: {progress}.", "model_loading")
-    return engine.loaded.model
+async def use_model(
+    models: ServedModels, name: str | None, request: Request, keep_alive_s: float | None = None
+) -> ModelInUse:
+    """The model that a request calls by `name`, until the request's end. keep_alive_s: see use(). Raises 404
+    for an unknown name, what ServedModels.use() raises, and ClientDisconnect if the client does not wait."""
+    model, info = known_model(models, name), current_request.get()
+    if model.is_ready or not models.swaps:
+        used = await models.use(model, keep_alive_s)
+    else:
+        limit_s = None if info is None else info.left_s
+        used = await unless_disconnected(request.receive, models.use(model, keep_alive_s, limit_s))
+    used.choose(name)
+    if info is None:
+        used.close()  # nobody would; a model that stays loaded does not mind
+        return used
+    info.at_end.append(used.close)
+    info.model = model.name if models.swaps else None
+    return used
 
 
-def check_model(name: str | None, settings: Settings) -> None:
+def known_model(models: ServedModels, name: str | None) -> PooledModel:
     """Raises 404 for a name that this server does not have."""
-    names = settings.model_names
-    # The MODEL of the command line is a name too, though /v1/models does not list it.
-    if name not in (None, settings.model, *names):
-        message = f"There is no model {name!r} here; this server has {' and '.join(names)}."
-        raise ApiError(404, message, code="model_not_found", param="model")
+    if (model := models.find(name)) is not None:
+        return model
+    message = f"There is no model {name!r} here; this server has {' and '.join(models.names)}."
+    raise ApiError(404, message, code="model_not_found", param="model")
+
+
+def loaded_engine(models: ServedModels, name: str | None) -> LoadedEngine:
+    """The engine of a model, or of the model that was used last; never loads one. Raises 404 for an unknown
+    name, 503 for a model that is not loaded, EngineDead if the engine has ended."""
+    raise_while_loading(models.status)
+    model = models.current if name is None else known_model(models, name)
+    if models.swaps and not model.is_ready:
+        message = f"{model.name} is not loaded now; a request to it loads it."
+        raise unavailable(message, "model_not_loaded")
+    return engine_of(model).loaded
 
 
 def check_length(field: str, number: int, unit: str, limit: int) -> None:

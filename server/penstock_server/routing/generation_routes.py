@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from penstock_server.facade.engine import ServedEngine
-from penstock_server.facade.model import ServedModel
+from fastapi import Request
+
+from penstock_server.models.pooled_model import ModelInUse
+from penstock_server.models.served_models import ServedModels
 from penstock_server.prompts.text_thread import TextThread
 from penstock_server.protocol.errors import ApiError
-from penstock_server.routing.checks import check_model, ready_model
+from penstock_server.routing.checks import use_model
 from penstock_server.routing.responder import Responder
 from penstock_server.settings.settings import Settings
 
@@ -28,31 +30,32 @@ MADE_FOR = {
 
 class GenerationRoutes:
     def __init__(
-        self, engine: ServedEngine, settings: Settings, texts: TextThread, responder: Responder
+        self, models: ServedModels, settings: Settings, texts: TextThread, responder: Responder
     ) -> None:
-        self._engine = engine
+        self._models = models
         self._settings = settings
         self._texts = texts
         self._responder = responder
 
-    def _model(self, name: str | None) -> ServedModel:
-        """The loaded model, which a request calls by `name`. Raises what check_model() and ready_model()
-        raise, and 400 for a model that writes no text."""
-        model = self._any_model(name)
-        if model.pooling is not None:
-            raise ApiError(400, NO_TEXT[model.task], code="unsupported_endpoint", param="model")
-        return model
+    async def _use(self, name: str | None, request: Request, keep_alive_s: float | None = None) -> ModelInUse:
+        """use_model(), for a model that writes text. Raises 400 for others."""
+        used = await use_model(self._models, name, request, keep_alive_s)
+        if used.model.pooling is not None:
+            raise ApiError(400, NO_TEXT[used.model.task], code="unsupported_endpoint", param="model")
+        return used
 
-    def _any_model(self, name: str | None) -> ServedModel:
-        """The loaded model, whatever it is for."""
-        check_model(name, self._settings)
-        return ready_model(self._engine)
-
-    def _pooling_model(self, name: str | None, task: Literal["embed", "score"]) -> ServedModel:
-        """The loaded model, if it is for vectors ("embed") or scores. Raises 400 for other models."""
-        model = self._any_model(name)
+    async def _use_pooling(
+        self,
+        name: str | None,
+        request: Request,
+        task: Literal["embed", "score"],
+        keep_alive_s: float | None = None,
+    ) -> ModelInUse:
+        """use_model(), for a model of vectors ("embed") or scores. Raises 400 for others."""
+        used = await use_model(self._models, name, request, keep_alive_s)
+        model = used.model
         if model.task != task:
             reason = NO_POOLING if model.pooling is None else NO_TEXT[model.task]
             message = f"{reason} {MADE_FOR[task]}"
             raise ApiError(400, message, code="unsupported_endpoint", param="model")
-        return model
+        return used

@@ -13,7 +13,7 @@ from penstock import SamplingParams
 from penstock_server.answers.answers import Answers
 from penstock_server.answers.formats import Format
 from penstock_server.answers.streaming import EventStream, unless_disconnected
-from penstock_server.facade.engine import ServedEngine
+from penstock_server.models.pooled_model import ModelInUse
 from penstock_server.prompts.pooled_texts import PooledText
 from penstock_server.prompts.questions import Question
 from penstock_server.protocol.errors import ApiError
@@ -35,14 +35,13 @@ MAX_SCORED_TOKENS = 1 << 17
 
 
 class Responder:
-    def __init__(self, engine: ServedEngine, settings: Settings, metrics: RequestMetrics) -> None:
-        self._engine = engine
+    def __init__(self, settings: Settings, metrics: RequestMetrics) -> None:
         self._settings = settings
         self._metrics = metrics
 
-    def check_num_answers(self, num_answers: int) -> None:
+    def check_num_answers(self, used: ModelInUse, num_answers: int) -> None:
         """Raises 400 for more answers than the server could ever take."""
-        limit = min(MAX_ANSWERS, self._engine.loaded.max_requests)
+        limit = min(MAX_ANSWERS, used.engine.loaded.max_requests)
         if num_answers > limit:
             message = (
                 f"The request asks for {num_answers} answers (prompts times n); one request may ask for "
@@ -52,6 +51,7 @@ class Responder:
 
     async def respond(
         self,
+        used: ModelInUse,
         request: Request,
         body: GenerationFields | ResponsesRequest | FillRequest,
         form: Format,
@@ -64,8 +64,8 @@ class Responder:
         token_ids = [prompt.token_ids for prompt in question.prompts]
         _check_scored(sum(map(len, token_ids)) * len(question.params), question.params[0])
         answers = Answers(
-            self._engine,
-            self._metrics,
+            used.engine,
+            self._metrics.of(used.pooled.name),
             token_ids,
             question.params,
             checked_priority(body.priority, self._settings),
@@ -74,6 +74,8 @@ class Responder:
             answer_start=question.answer_start,
             tells_end_token=tells_end_token,
             use=question.use,
+            adapter=question.adapter,
+            arrival=used.asked_at,
         )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None
@@ -88,22 +90,28 @@ class Responder:
         return Response(content, media_type="application/json")
 
     async def pool(
-        self, request: Request, texts: Sequence[PooledText], priority: int | None = None, cache_salt: str = ""
+        self,
+        used: ModelInUse,
+        request: Request,
+        texts: Sequence[PooledText],
+        priority: int | None = None,
+        cache_salt: str = "",
     ) -> list[array[float]]:
         """The vector or score of each text. A client's many texts are computed some at a time."""
         found = []
         priority = checked_priority(priority, self._settings)
-        size = max(1, min(MAX_POOLED, self._engine.loaded.max_requests))
+        size = max(1, min(MAX_POOLED, used.engine.loaded.max_requests))
         for first in range(0, len(texts), size):
             part = texts[first : first + size]
             answers = Answers(
-                self._engine,
-                self._metrics,
+                used.engine,
+                self._metrics.of(used.pooled.name),
                 [text.token_ids for text in part],
                 [SamplingParams(max_tokens=0)],
                 priority,
                 cache_salt,
                 pooling=[text.params for text in part],
+                arrival=used.asked_at,
             )
             try:
                 await unless_disconnected(request.receive, answers.finish())

@@ -19,6 +19,7 @@ import shlex
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -28,10 +29,12 @@ import uvicorn
 from penstock import can_chat
 from penstock.errors import ConfigError, EngineDead, EngineStopped
 from penstock_server.api.app import create_app
-from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.model import ServedModel
 from penstock_server.facade.plan_table import served_plan_lines
 from penstock_server.middleware.draining import Drain
+from penstock_server.models.model_pool import served_models
+from penstock_server.models.pooled_model import engine_of
+from penstock_server.models.served_models import ServedModels
 from penstock_server.protocol.errors import ApiError, api_error
 from penstock_server.serving import systemd
 from penstock_server.serving.http_protocol import http_protocol
@@ -76,10 +79,10 @@ class _Server(uvicorn.Server):
     """uvicorn's server, which also watches the engine and ends with it."""
 
     def __init__(
-        self, config: uvicorn.Config, engine: ServedEngine, settings: Settings, drain: Drain, url: str
+        self, config: uvicorn.Config, models: ServedModels, settings: Settings, drain: Drain, url: str
     ) -> None:
         super().__init__(config)
-        self._engine = engine
+        self._models = models
         self._settings = settings
         self._drain = drain
         self._url = url
@@ -98,10 +101,11 @@ class _Server(uvicorn.Server):
         """Announces that the model is ready. Ends the process if the model can't be loaded, if the engine
         dies, or if the announcement or the watch itself fails."""
         try:
-            await self._engine.wait_until_ready()
-            spare_the_collector()
+            await self._models.wait_until_ready()
+            if not self._models.swaps:  # an engine that goes shall leave nothing behind
+                spare_the_collector()
             self._announce()
-            await self._engine.wait_until_ended()
+            await self._models.wait_until_ended()
         except EngineDead as error:
             await self._fail(error)
         except Exception as error:
@@ -114,9 +118,12 @@ class _Server(uvicorn.Server):
             await self._leave(api_error(error), _CLOSE_TIMEOUT_S)
 
     def _announce(self) -> None:
-        for line in served_plan_lines(self._engine.loaded.plan()):
+        first, *others = self._models.models
+        loaded = engine_of(first).loaded
+        for line in served_plan_lines(loaded.plan()):
             logger.info("%s", line)
-        _tell(greeting(self._settings, self._engine.loaded.model, self._url))
+        names = (first.name, *(model.name for model in others))
+        _tell(greeting(self._settings, loaded.model, self._url, names))
         systemd.notify(systemd.READY)
 
     async def _leave(self, refusal: ApiError, timeout_s: float) -> None:
@@ -137,7 +144,7 @@ class _Server(uvicorn.Server):
         if self._is_leaving:
             os._exit(128 + sig)  # a second signal means: don't wait
         self._is_leaving = True
-        if self._engine.status.state == "loading":
+        if self._models.status.state == "loading":
             # No request is lost, and a later start goes on with half-written files. A download could not be
             # told to stop.
             contextvars.Context().run(logger.info, "ending before the model was loaded")
@@ -148,7 +155,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # The engine stops first: that ends the answers for which clients still wait.
-        await self._engine.stop()
+        await self._models.stop()
         await super().shutdown(sockets)
         for task in (self._watch, self._leaving):
             if task is not None:
@@ -168,10 +175,10 @@ def _tell(text: str) -> None:
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     """Serves until the server ends. Raises EngineDead if the engine's death ended the server."""
-    engine = ServedEngine.of(settings)
+    models = served_models(settings)
     drain = Drain()
     config = uvicorn.Config(
-        create_app(engine, settings, drain),
+        create_app(models, settings, drain),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -185,8 +192,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(f"cannot serve https with {settings.ssl_certfile}: {error}") from None
     url = address(settings.host, listener.getsockname()[1], is_https=config.is_ssl)
-    logger.info("listening at %s; %s is loading", url, settings.model_names[0])
-    server = _Server(config, engine, settings, drain, url)
+    logger.info("listening at %s; %s is loading", url, models.models[0].name)
+    server = _Server(config, models, settings, drain, url)
     await server.serve(sockets=[listener])
     if server.failure is not None:
         raise server.failure
@@ -207,8 +214,9 @@ def address(host: str, port: int, is_https: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def greeting(settings: Settings, model: ServedModel, url: str) -> str:
-    """The text on stdout when the model is ready: the addresses, and a command to try."""
+def greeting(settings: Settings, model: ServedModel, url: str, names: Sequence[str] = ()) -> str:
+    """The text on stdout when the model is ready: the addresses, and a command to try. names: of the model,
+    and then of those that requests load; empty: the settings'."""
     body: dict[str, Any]
     if model.pooling is not None and model.pooling.is_score:
         path, body = (
@@ -229,4 +237,6 @@ def greeting(settings: Settings, model: ServedModel, url: str) -> str:
         command += ["-H", "Authorization: Bearer YOUR_KEY"]
     command += ["-d", json.dumps(body)]
     page = f"In a browser: {url}/\n" if settings.ui else ""
-    return f"{settings.model_names[0]} is ready at {url}/v1\n{page}Try it:\n  {shlex.join(command)}"
+    name, *others = names or settings.model_names[:1]
+    more = f"Loaded when asked for: {', '.join(others)}\n" if others else ""
+    return f"{name} is ready at {url}/v1\n{more}{page}Try it:\n  {shlex.join(command)}"

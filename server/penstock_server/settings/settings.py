@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,6 +22,7 @@ from penstock.config import (
     KernelTuning,
     KVDtype,
     ModelImpl,
+    MTPMode,
     PoolingChoice,
     Runner,
     SpeculationMode,
@@ -41,6 +43,7 @@ from penstock_server.settings.values import (
     parse_bytes,
     parse_bytes_or_share,
     parse_int,
+    parse_keep_alive,
     parse_list,
     parse_pair,
     parse_prefix,
@@ -64,6 +67,32 @@ class Settings:
         "a folder, a .gguf file, a repository on the Hugging Face hub, 'demo' or 'demo-moe'",
         "",
         metavar="MODEL",
+    )
+    models: tuple[str, ...] = setting(
+        "model",
+        "several models behind one door, in place of MODEL: each as MODEL may be; the same as more than one "
+        "MODEL, or as a folder whose folders and .gguf files are models; requests choose by `model`",
+        (),
+        commands=("serve",),
+        parse=parse_list,
+        metavar="MODEL",
+    )
+    pin: tuple[str, ...] = setting(
+        "model",
+        "of several models, one that stays loaded whatever the others need, by its name for clients; may be "
+        "given several times",
+        (),
+        commands=("serve",),
+        parse=parse_list,
+        metavar="NAME",
+    )
+    keep_alive: float | None = setting(
+        "model",
+        "how long a model stays loaded after its last request: 5m, 1h30m, a number of seconds, 0, or -1 for "
+        "ever; Ollama's field keep_alive of a request wins; default: until another model needs the memory",
+        commands=("serve",),
+        parse=parse_keep_alive,
+        metavar="DURATION",
     )
     revision: str | None = setting("model", "branch, tag or commit on the hub", metavar="NAME")
     offline: bool = setting(
@@ -162,6 +191,22 @@ class Settings:
         metavar="SIZE",
         tell_field=lambda value: "kv_cache_share" if isinstance(value, float) else "kv_cache_bytes",
     )
+    kv_disk: str | None = engine_setting(
+        "kv_disk",
+        "a folder on a fast local disk for computed keys and values: prompts that begin alike are found "
+        "again after eviction, preemption and restart, where reading takes less time than computing; only "
+        "its owner can read it, since prompts can be recovered from it",
+        commands=GENERATING,
+        metavar="FOLDER",
+    )
+    kv_disk_size: int | None = engine_setting(
+        "kv_disk_bytes",
+        "the most that --kv-disk holds, of all models together, such as 50GiB; what was used least recently "
+        "gives way; default: 16GiB",
+        commands=GENERATING,
+        parse=parse_bytes,
+        metavar="SIZE",
+    )
     state_memory: int | None = engine_setting(
         "state_bytes",
         "memory for recurrent states, in models that have some (Qwen3-Next, LFM2, Granite 4), such as "
@@ -232,10 +277,17 @@ class Settings:
         "memory and guesses the next tokens",
         metavar="MODEL",
     )
+    mtp: MTPMode = engine_setting(
+        "mtp",
+        "a head of multi-token prediction that came with the model guesses the next tokens: auto where the "
+        "files have one that can, on, or off, which leaves its memory to the model",
+    )
     speculative_config: SpeculativeConfig | None = setting(
         "engine",
         'the same as a JSON object of vLLM\'s, such as {"method": "draft_model", "model": "FOLDER", '
-        '"num_speculative_tokens": 8}: method draft_model, or ngram or suffix, which need no model; '
+        '"num_speculative_tokens": 8}: method draft_model, mtp (the head that came with the model), '
+        "planes (the upper planes of its own weights, with --weights planes), or ngram "
+        "or suffix, which need no model; "
         "num_speculative_tokens is the most guesses of a sequence in a step (default: 32); prompt_lookup_min "
         "and prompt_lookup_max are tokens that have to be the same, and that are compared",
         parse=SpeculativeConfig.parse,
@@ -284,6 +336,30 @@ class Settings:
         commands=("serve", "batch"),
         parse=parse_list,
         metavar="NAME=FILE",
+    )
+    lora: tuple[str, ...] = setting(
+        "server",
+        "an adapter (LoRA, a folder as PEFT saves it) that requests choose by its name in the field model; "
+        "may be given several times",
+        (),
+        commands=("serve", "batch", "plan"),
+        parse=parse_list,
+        metavar="NAME=FOLDER",
+    )
+    lora_memory: int | None = engine_setting(
+        "adapter_bytes",
+        "host memory for adapters; default: what those of --lora take",
+        group="server",
+        parse=parse_bytes,
+        commands=("serve", "batch", "plan"),
+        metavar="SIZE",
+    )
+    allow_runtime_lora_updating: bool = setting(
+        "server",
+        "clients may load and unload adapters from folders of this machine (/v1/load_lora_adapter, "
+        "/v1/unload_lora_adapter), within --lora-memory",
+        False,
+        parse=parse_bool,
     )
     api_key: tuple[str, ...] = setting(
         "security",
@@ -450,7 +526,7 @@ class Settings:
     otlp_traces_endpoint: str | None = setting(
         "logging",
         "OpenTelemetry collector that gets a span per request (OTLP over HTTP), such as "
-        "http://localhost:4318/v1/traces; needs the extra penstock[otel]",
+        "http://localhost:4318/v1/traces; needs the extra penstock-llm[otel]",
         commands=("serve",),
         metavar="URL",
     )
@@ -463,6 +539,8 @@ class Settings:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ConfigError("--ssl-keyfile needs its certificate: add --ssl-certfile FILE")
+        if self.allow_runtime_lora_updating and not self.lora_memory:
+            raise ConfigError("--allow-runtime-lora-updating needs room for adapters: add --lora-memory SIZE")
 
     @property
     def chat_rules(self) -> ChatRules:
@@ -479,12 +557,15 @@ class Settings:
     @property
     def soft_prompts(self) -> dict[str, Path]:
         """The files of soft prompts by their names. Raises ConfigError for what is no NAME=FILE."""
-        found: dict[str, Path] = {}
-        for text in self.soft_prompt:
-            name, _, file = text.partition("=")
-            if not name or not file or name in found:
-                raise ConfigError(f"--soft-prompt {text}: write NAME=FILE, with another name for each file")
-            found[name] = Path(file)
+        return _named("--soft-prompt", "FILE", self.soft_prompt)
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """The folders of adapters by their names. Raises ConfigError for what is no NAME=FOLDER, and for a
+        name of the model."""
+        found = _named("--lora", "FOLDER", self.lora)
+        if taken := found.keys() & {self.model, *self.model_names}:
+            raise ConfigError(f"--lora {min(taken)}: this is a name of the model; take another one")
         return found
 
     def engine_config(self) -> EngineConfig:
@@ -494,6 +575,7 @@ class Settings:
             if (name := field.metadata["engine_field"]) is not None:
                 value = getattr(self, field.name)
                 values[name(value) if callable(name) else name] = value
+        values["adapters"] = tuple((name, str(folder)) for name, folder in self.adapters.items())
         return EngineConfig(**values | self._speculative_values())
 
     def _speculative_values(self) -> dict[str, Any]:
@@ -503,4 +585,18 @@ class Settings:
             raise ConfigError("--speculation off has no guesses: leave --speculative-config out")
         if self.draft_model is not None:
             raise ConfigError('--draft-model is the "model" of --speculative-config: leave one of them out')
+        if self.mtp == "off" and self.speculative_config.is_mtp:
+            raise ConfigError("--mtp off has no head that guesses: leave one of the two out")
         return self.speculative_config.engine_values()
+
+
+def _named(flag: str, what: str, texts: Sequence[str]) -> dict[str, Path]:
+    """Paths by their names. Raises ConfigError for a text that is no NAME=PATH, and for a second one of a
+    name."""
+    found: dict[str, Path] = {}
+    for text in texts:
+        name, _, path = text.partition("=")
+        if not name or not path or name in found:
+            raise ConfigError(f"{flag} {text}: write NAME={what}, with another name for each {what.lower()}")
+        found[name] = Path(path)
+    return found

@@ -24,6 +24,7 @@ from penstock_server.settings.values import (
     parse_bytes,
     parse_bytes_or_share,
     parse_int,
+    parse_keep_alive,
     parse_list,
     parse_seconds,
 )
@@ -40,6 +41,7 @@ _TOML_TYPES: dict[Callable[[str], Any], dict[type, str]] = {
     parse_bytes: {int: "a number of bytes", str: 'a size such as "2GiB"'},
     parse_bytes_or_share: {int: "a number of bytes", str: 'a size such as "2GiB" or "20%"'},
     parse_seconds: {int: "a number of seconds", float: ""},
+    parse_keep_alive: {str: 'a duration such as "5m"', int: "a number of seconds", float: ""},
     parse_list: {list: "a list of strings", str: "a string"},
 }
 
@@ -56,9 +58,12 @@ def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
 def _add_flag(section: argparse._ArgumentGroup, field: dataclasses.Field[Any], command: str) -> None:
     info = field.metadata
     options: dict[str, Any] = {"help": flag_help(field).replace("%", "%%"), "default": argparse.SUPPRESS}
-    if field.name == "model" and command != "batch":  # batch has files as arguments, and --model
-        section.add_argument("model", nargs="?", metavar=info["metavar"], **options)
-        return
+    if field.name == "model":
+        nargs = "*" if command == "serve" else "?"
+        section.add_argument("model", nargs=nargs, metavar=info["metavar"], **options)
+        if command != "batch":
+            return
+        options["help"] = "the same as MODEL"
     flags = ["--" + field.name.replace("_", "-"), *info["aliases"]]
     if info["parse"] is parse_bool:
         options["action"] = argparse.BooleanOptionalAction
@@ -159,6 +164,20 @@ def _read_toml(name: str, value: Any, field: dataclasses.Field[Any]) -> Any:
     return _read_text(name, str(value), field)
 
 
+def _with_models(flags: dict[str, Any]) -> dict[str, Any]:
+    """Flags in which several MODELs are `models`, and one is `model`: `serve` takes several. Raises
+    ConfigError."""
+    given = flags.get("model")
+    if not isinstance(given, tuple):
+        return flags
+    rest = {name: value for name, value in flags.items() if name != "model"}
+    if len(given) > 1 and "models" in flags:
+        raise ConfigError("--models is another way to write several MODELs: leave one of the two out")
+    if len(given) > 1:
+        return rest | {"models": given}
+    return rest | {"model": given[0]} if given else rest
+
+
 def make_settings(
     arguments: Mapping[str, Any], environ: Mapping[str, str], needs_model: bool = True
 ) -> Settings:
@@ -169,11 +188,11 @@ def make_settings(
         for name, value in arguments.items()
         if name in names
     }
-    values = read_environment(environ) | flags
+    values = read_environment(environ) | _with_models(flags)
     if (path := values.get("config")) is not None:
         values = read_file(path) | values
     settings = Settings(**values)
-    if needs_model and not settings.model:
+    if needs_model and not (settings.model or settings.models):
         raise ConfigError(
             "no model given: name a folder, a hub repository, 'demo' or 'demo-moe' (plan and bench also take "
             "--shape)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from penstock.config import KernelTuning
@@ -80,6 +81,24 @@ def parse_seconds(text: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise ValueError(f"{text!r} is no number of seconds")
     return seconds
+
+
+#: The units of a duration as Go writes it, and Ollama with it, in seconds.
+_DURATION_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+
+
+def parse_keep_alive(text: str) -> float:
+    """Seconds from "5m", "1h30m", "90" or "0"; infinity from what is below 0, as Ollama has it."""
+    word = text.strip()
+    number = word.lstrip("+-")
+    if re.fullmatch(r"\d+(\.\d+)?", number):
+        seconds = float(number)
+    elif number and not _DURATION.sub("", number):
+        seconds = sum(float(count) * _DURATION_UNITS[unit] for count, unit in _DURATION.findall(number))
+    else:
+        raise ValueError(f"{text!r} is no duration; write for example 5m, 1h30m, 90, 0 or -1")
+    return math.inf if word.startswith("-") and seconds else seconds
 
 
 def parse_prefix(text: str) -> str:

@@ -15,8 +15,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.snapshot import EngineSnapshot
+from penstock_server.models.pooled_model import engine_of
+from penstock_server.models.served_models import ServedModels
 from penstock_server.protocol.engine_bodies import ExpertsBody, LinkTraffic, StatsBody
 
 #: The link over which experts come from the disk.
@@ -29,16 +30,50 @@ def vllm_labels(model_name: str) -> dict[str, str]:
 
 
 class EngineCollector(Collector):
-    """The series of the engine. There are none before the engine is ready."""
+    """The series of all models that are loaded. A model's totals begin anew when it is loaded anew."""
 
-    def __init__(self, model_name: str, engine: ServedEngine) -> None:
-        self._model_name = model_name
-        self._engine = engine
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        if not self._engine.is_ready:
-            return
-        snapshot = self._engine.loaded.snapshot()
+        found: dict[str, Metric] = {}
+        for model in self._models.models:
+            if model.is_ready:
+                _add(found, _EngineSeries(model.name, engine_of(model).loaded.snapshot()).collect())
+        if self._models.swaps:
+            _add(found, self._swaps())
+        return found.values()
+
+    def _swaps(self) -> Iterable[Metric]:
+        """What becomes of models that come and go."""
+        loaded = GaugeMetricFamily("penstock:model_loaded", "1: loaded", labels=["model_name"])
+        loads = CounterMetricFamily("penstock:model_loads", "Times a model was loaded", labels=["model_name"])
+        users = GaugeMetricFamily("penstock:model_users", "Requests that have it", labels=["model_name"])
+        for model in self._models.models:
+            loaded.add_metric([model.name], model.is_ready)
+            loads.add_metric([model.name], model.num_loads)
+            users.add_metric([model.name], model.num_users)
+        return loaded, loads, users
+
+
+def _add(found: dict[str, Metric], more: Iterable[Metric]) -> None:
+    """Adds samples to the series of the same names."""
+    for metric in more:
+        if metric.name in found:
+            found[metric.name].samples += metric.samples
+        else:
+            found[metric.name] = metric
+
+
+class _EngineSeries:
+    """The series of one engine."""
+
+    def __init__(self, model_name: str, snapshot: EngineSnapshot) -> None:
+        self._model_name = model_name
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterable[Metric]:
+        snapshot = self._snapshot
         now = snapshot.stats
         used = now.kv_blocks_used / now.kv_blocks_total if now.kv_blocks_total else 0.0
         yield self._gauge("vllm:num_requests_running", "Sequences in the batch", now.num_running)

@@ -8,7 +8,7 @@ Names, labels and buckets are vLLM's, so that its dashboards work. Series that o
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.gc_collector import GCCollector
@@ -17,7 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from penstock import FinishReason, RequestOutput, SamplingParams
 from penstock.errors import PenstockError, QueueTimeout
-from penstock_server.facade.engine import ServedEngine
+from penstock_server.models.served_models import ServedModels
 from penstock_server.telemetry.engine_metrics import EngineCollector, vllm_labels
 from penstock_server.telemetry.http_metrics import HttpMetrics
 from penstock_server.telemetry.request_info import AnswerTimes, current_request
@@ -39,66 +39,96 @@ _CHOICES = (1, 2, 5, 10, 20)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
 
-class RequestMetrics:
-    """Histograms over requests. An AnswerTimer adds to them."""
+#: By their names: what the histograms over requests tell, and their buckets.
+_HISTOGRAMS = {
+    "e2e_request_latency_seconds": ("Seconds of a whole request", _LATENCY_S),
+    "time_to_first_token_seconds": ("From arrival to the first token", _FIRST_TOKEN_S),
+    "inter_token_latency_seconds": ("Between two outputs of an answer", _TOKEN_S),
+    "request_time_per_output_token_seconds": ("Mean per token of a request, after its first", _TOKEN_S),
+    "request_queue_time_seconds": ("From arrival to the first step", _LATENCY_S),
+    "request_prefill_time_seconds": ("From the first step to the first token", _LATENCY_S),
+    "request_decode_time_seconds": ("From the first token to the last", _LATENCY_S),
+    "request_inference_time_seconds": ("From the first step to the last token", _LATENCY_S),
+    "request_prompt_tokens": ("Prompt length", _TOKENS),
+    "request_generation_tokens": ("Answer length", _TOKENS),
+    "request_max_num_generation_tokens": ("Longest of a request's answers", _TOKENS),
+    "request_prefill_kv_computed_tokens": ("Prompt length without what was cached", _TOKENS),
+    "request_num_preemptions": ("Preemptions of an answer", _PREEMPTIONS),
+    "request_params_n": ("Choices asked for", _CHOICES),
+    "request_params_max_tokens": ("max_tokens asked for", _TOKENS),
+}
 
-    def __init__(self, model_name: str, engine: ServedEngine) -> None:
-        self._labels = vllm_labels(model_name)
+
+class RequestMetrics:
+    """The registry of all series, and the histograms over requests of each model."""
+
+    def __init__(self, models: ServedModels) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(model_name, engine))
+        self.registry.register(EngineCollector(models))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
         self.http = HttpMetrics(self.registry)
-        self.latency = self._histogram(
-            "e2e_request_latency_seconds", "Seconds of a whole request", _LATENCY_S
-        )
-        self.first_token = self._histogram(
-            "time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_S
-        )
-        self.inter_token = self._histogram(
-            "inter_token_latency_seconds", "Between two outputs of an answer", _TOKEN_S
-        )
-        self.per_token = self._histogram(
-            "request_time_per_output_token_seconds", "Mean per token of a request, after its first", _TOKEN_S
-        )
-        self.queue = self._histogram(
-            "request_queue_time_seconds", "From arrival to the first step", _LATENCY_S
-        )
-        self.prefill = self._histogram(
-            "request_prefill_time_seconds", "From the first step to the first token", _LATENCY_S
-        )
-        self.decode = self._histogram(
-            "request_decode_time_seconds", "From the first token to the last", _LATENCY_S
-        )
-        self.inference = self._histogram(
-            "request_inference_time_seconds", "From the first step to the last token", _LATENCY_S
-        )
-        self.prompt_tokens = self._histogram("request_prompt_tokens", "Prompt length", _TOKENS)
-        self.generation_tokens = self._histogram("request_generation_tokens", "Answer length", _TOKENS)
-        self.max_generation_tokens = self._histogram(
-            "request_max_num_generation_tokens", "Longest of a request's answers", _TOKENS
-        )
-        self.computed_tokens = self._histogram(
-            "request_prefill_kv_computed_tokens", "Prompt length without what was cached", _TOKENS
-        )
-        self.preemptions = self._histogram(
-            "request_num_preemptions", "Preemptions of an answer", _PREEMPTIONS
-        )
-        self._params_n = self._histogram("request_params_n", "Choices asked for", _CHOICES)
-        self._params_max_tokens = self._histogram(
-            "request_params_max_tokens", "max_tokens asked for", _TOKENS
-        )
+        names = [*vllm_labels("")]
+        self._histograms = {
+            name: Histogram(f"vllm:{name}", text, names, registry=self.registry, buckets=buckets)
+            for name, (text, buckets) in _HISTOGRAMS.items()
+        }
         self._success = self._counter("request_success", "Finished answers", "finished_reason")
-        for reason in FinishReason:
-            self._success.labels(**self._labels, finished_reason=reason.value)
         self._rejections = self._counter("admission_rejections", "Requests that were not let in", "reason")
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        parent = Histogram(f"vllm:{name}", text, [*self._labels], registry=self.registry, buckets=buckets)
-        return parent.labels(**self._labels)
+        #: By the first names of the models.
+        self._of = {model.name: self._of_model(model.name) for model in models.models}
+        self._first = models.models[0].name
 
     def _counter(self, name: str, text: str, label: str) -> Counter:
-        return Counter(f"vllm:{name}", text, [*self._labels, label], registry=self.registry)
+        return Counter(f"vllm:{name}", text, [*vllm_labels(""), label], registry=self.registry)
+
+    def _of_model(self, name: str) -> ModelMetrics:
+        return ModelMetrics(name, self._histograms, self._success, self._rejections)
+
+    def of(self, model_name: str) -> ModelMetrics:
+        """The series of a model, by its first name."""
+        return self._of[model_name]
+
+    def count_rejected(self, reason: str) -> None:
+        """Counts a request that was refused before anybody asked for its model: it counts for the first.
+        reason: the code of the error that the client gets."""
+        self._of[self._first].count_rejected(reason)
+
+    def render(self) -> bytes:
+        """All series in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class ModelMetrics:
+    """Histograms over the requests to one model. An AnswerTimer adds to them."""
+
+    def __init__(
+        self, model_name: str, histograms: Mapping[str, Histogram], success: Counter, rejections: Counter
+    ) -> None:
+        self._labels = vllm_labels(model_name)
+
+        def own(name: str) -> Histogram:
+            return histograms[name].labels(**self._labels)
+
+        self.latency = own("e2e_request_latency_seconds")
+        self.first_token = own("time_to_first_token_seconds")
+        self.inter_token = own("inter_token_latency_seconds")
+        self.per_token = own("request_time_per_output_token_seconds")
+        self.queue = own("request_queue_time_seconds")
+        self.prefill = own("request_prefill_time_seconds")
+        self.decode = own("request_decode_time_seconds")
+        self.inference = own("request_inference_time_seconds")
+        self.prompt_tokens = own("request_prompt_tokens")
+        self.generation_tokens = own("request_generation_tokens")
+        self.max_generation_tokens = own("request_max_num_generation_tokens")
+        self.computed_tokens = own("request_prefill_kv_computed_tokens")
+        self.preemptions = own("request_num_preemptions")
+        self._params_n = own("request_params_n")
+        self._params_max_tokens = own("request_params_max_tokens")
+        self._success = success
+        self._rejections = rejections
+        for reason in FinishReason:
+            success.labels(**self._labels, finished_reason=reason.value)
 
     def observe_params(self, params: Sequence[SamplingParams]) -> None:
         """Counts what a request asks for. params: one element for each choice."""
@@ -113,15 +143,11 @@ class RequestMetrics:
         """reason: the code of the error that the client gets."""
         self._rejections.labels(**self._labels, reason=reason).inc()
 
-    def render(self) -> bytes:
-        """All series in Prometheus' text format."""
-        return generate_latest(self.registry)
-
 
 class AnswerTimer:
     """Measures the times of one answer, and notes them in the request's RequestInfo."""
 
-    def __init__(self, metrics: RequestMetrics, arrival: float) -> None:
+    def __init__(self, metrics: ModelMetrics, arrival: float) -> None:
         """arrival: the time at which the engine was asked, by the monotonic clock."""
         self._metrics = metrics
         self._times = AnswerTimes(arrival)

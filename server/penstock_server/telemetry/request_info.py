@@ -7,6 +7,7 @@ it on. Each request has a task of its own, and so a context of its own."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,20 @@ class RequestInfo:
     answers: list[AnswerTimes] = field(default_factory=list)
     #: What the request asked for and the server leaves out, by its place in the body.
     ignored: list[str] = field(default_factory=list)
+    #: The model that was chosen, if the server has several.
+    model: str | None = None
+    #: What is to be done when the answer is sent, or the client gone.
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the computation must have begun, or must have ended; None without a limit."""
+        limits = [limit_s for limit_s in (self.limits.queue_s, self.limits.total_s) if limit_s is not None]
+        return self.arrival + min(limits) - time.monotonic() if limits else None
+
+    def end(self) -> None:
+        while self.at_end:
+            self.at_end.pop()()
 
     def engine_options(self) -> dict[str, Any]:
         """The fields of a GenerationRequest that follow from the HTTP request."""

@@ -1,8 +1,8 @@
 """A span per request for OpenTelemetry, named by its conventions for HTTP and generative AI. Spans have
 neither prompts nor answers.
 
-Tracing is an extra: `pip install 'penstock[otel]'`. The library's own OTEL_* variables set everything that
-has no flag: OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER and so on."""
+Tracing is an extra: `pip install 'penstock-llm[otel]'`. The library's own OTEL_* variables set everything
+that has no flag: OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER and so on."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class RequestTracer:
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError:
             raise ConfigError(
-                "--otlp-traces-endpoint needs a library that is not installed: pip install 'penstock[otel]'"
+                "--otlp-traces-endpoint needs a library that is not installed: "
+                "pip install 'penstock-llm[otel]'"
             ) from None
         own_name = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "penstock"}
         self._trace = trace
@@ -71,7 +72,7 @@ class RequestTracer:
         span.end(end)
 
     def _model(self, info: RequestInfo) -> dict[str, Any]:
-        return {"gen_ai.request.model": self._model_name} if info.answers else {}
+        return {"gen_ai.request.model": info.model or self._model_name} if info.answers else {}
 
     def close(self) -> None:
         """Sends the last spans. A collector that does not respond is waited for _CLOSE_TIMEOUT_S only."""

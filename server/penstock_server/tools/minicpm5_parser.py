@@ -18,7 +18,8 @@ from penstock_server.tools.reading import ArgumentsPiece, CallBegin
 
 _END = "</function>"
 _CDATA = "<![CDATA["
-_NAME = r"""\s+name\s*=\s*(["'])([^"'<>]{1,200})\1\s*"""
+#: Some tokenizers lose the space in front of the name, or show the space as they have it in their vocabulary.
+_NAME = r"""[\s\u0120]*name\s*=\s*(["'])([^"'<>]{1,200})\1\s*"""
 #: The rest of a call's first tag, up to its bracket.
 _HEAD = re.compile(_NAME)
 _MAX_HEAD = 300
@@ -35,6 +36,7 @@ class MiniCPM5Parser(Parser):
     def __init__(self, functions: Sequence[Function]) -> None:
         super().__init__(FUNCTION)
         self._values = ParameterValues(functions, unknown_is_text=False)
+        self._names = {function.name for function in functions}
         self._function = self._parameter = ""
         self._is_first = True
 
@@ -44,6 +46,7 @@ class MiniCPM5Parser(Parser):
         match = _HEAD.fullmatch(head) if len(head) <= _MAX_HEAD else None
         follows, is_possible = rest.lstrip(), len(head) <= _MAX_HEAD
         if bracket:
+            match = match if match and match[2] in self._names else None
             is_possible = match is not None and any(tag.startswith(follows) for tag in _FOLLOWING)
         if bracket and match and follows.startswith(_FOLLOWING):
             return self._begin(match[2], rest)

@@ -1,6 +1,7 @@
 // A chat: its messages on the stage, and the buttons of each message.
 
 import { addMessage, pathOf, showBranch, siblingsOf } from "./conversation.js";
+import { collapse, isLong } from "./collapse.js";
 import { copyText, element, iconButton } from "./dom.js";
 import { answerFigures } from "./figures.js";
 import { generate } from "./generation.js";
@@ -16,6 +17,7 @@ export class Chat {
   #page;
   #conversation;
   #views = new Map(); // node id -> its element
+  #opened = new Set(); // ids of long messages that the reader has opened
 
   constructor(page, conversation) {
     this.#page = page;
@@ -127,9 +129,21 @@ export class Chat {
     );
     if (isUser) body.textContent = node.content;
     else this.#fill(body, node);
+    if (this.#collapses(node)) view.append(this.#collapse(node, body));
     if (node.error) view.append(this.#failure(node));
     if (!isGrowing) view.append(this.#foot(node, view));
     return view;
+  }
+
+  /** The newest answer is what the reader waits for, and stays whole. */
+  #collapses(node) {
+    return isLong(node.content) && (node.role === "user" || node.id !== this.#conversation.leaf);
+  }
+
+  #collapse(node, body) {
+    return collapse(body, this.#opened.has(node.id), (isOpen) =>
+      isOpen ? this.#opened.add(node.id) : this.#opened.delete(node.id),
+    );
   }
 
   #isGrowing(node) {
@@ -145,7 +159,8 @@ export class Chat {
         element("summary", {}, words("thoughts")),
         element("div", {}, node.reasoning),
       );
-    body.replaceChildren(...[thoughts, markdown(node.content)].filter(Boolean));
+    const text = markdown(node.content, this.#isGrowing(node));
+    body.replaceChildren(...[thoughts, text].filter(Boolean));
   }
 
   #failure(node) {

@@ -41,6 +41,8 @@ const ICONS = {
   remove: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   next: "M9 5l7 7-7 7",
   previous: "M15 5l-7 7 7 7",
+  attach: "M8 12.500l6-6a3 3 0 0 1 4.200 4.200l-8 8a5 5 0 0 1-7-7l8-8",
+  fold: "M6 9l6 6 6-6",
   more: "M6 12h12M12 6v12",
   close: "M6 6l12 12M18 6L6 18",
 };

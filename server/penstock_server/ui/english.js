@@ -7,6 +7,10 @@ export const ENGLISH = {
   apiKey: "API key",
   settings: "Settings",
   machine: "The machine at work",
+  machineShort: "Machine",
+  chooseModel: "Model",
+  attach: "Attach text files",
+  attached: "Attached files",
   layersUnknown: "Layers: not known yet",
   ledger: "What lies where",
   whatIsSent: "What is sent",
@@ -34,7 +38,7 @@ export const ENGLISH = {
   ctrlEnterFills: "Ctrl+Enter fills in",
   escStops: "Esc stops",
   stopped: "Stopped.",
-  modelTokens: "{model} · {tokens}",
+  contextOf: "context {tokens}",
   colours: "Colours: {theme}. Change to {next}",
   system: "system",
   light: "light",
@@ -56,7 +60,13 @@ export const ENGLISH = {
   importNoJson: "This file is no JSON, so it can't be an export of Penstock's.",
   importNoExport: "This file is no export of Penstock's conversations; nothing was added.",
 
+  detach: "Remove {name}",
+  fileTooLong: "{name} is too long: the most is {most}.",
+  fileNoText: "{name} is no text in UTF-8, so it can't be attached.",
+
   // a chat
+  showAll: "Show all",
+  showLess: "Show less",
   you: "You",
   model: "Model",
   thoughts: "Thoughts",
@@ -80,7 +90,7 @@ export const ENGLISH = {
   codeIn: "Code in {language}",
   askModel: "Ask {model} something.",
   ask: "Ask something.",
-  demoHint: "The demo model knows some stories, facts and sums, in English.",
+  demoHint: "The demo model knows some stories, facts and sums, in English. It calls tools that a request offers.",
   ideaStory: "Tell me a story about a fox.",
   ideaSum: "What is 7 plus 5?",
   ideaWho: "Who are you?",
@@ -178,6 +188,28 @@ export const ENGLISH = {
   shownSlower: "A sweep takes {time}; shown {times}× slower.",
   layerOf: "Layer {layer} of {total}",
 
+  // words that explain themselves; the first of each pair as it stands in the texts above and below
+  termFloor: "floor",
+  explainFloor:
+    "The shortest time that this machine could need for the step: its bytes at the measured rate of disk and memory, or its arithmetic. 100% is as fast as it goes.",
+  termSweep: "sweep",
+  explainSweep:
+    "One pass over all layers of the model. Each pass gives every answer under way its next token, or some.",
+  termStreamed: "streamed",
+  explainStreamed: "Read anew in each pass, because the memory has no room for all layers at once.",
+  termPinned: "pinned",
+  explainPinned: "In memory that the GPU can read directly.",
+  explainRate: "Tokens of all answers together, for each second of computing. A token is a word or a part of one.",
+  explainStep:
+    "The time of the last step: one pass over all layers. The mark on the bar is the time that was predicted.",
+  explainLink: "What moves over this link now, of what it was measured to be able to move.",
+  explainExperts:
+    "Parts of the model that only some tokens need. The share is of those that were needed and in memory already.",
+  explainGuesses:
+    "Tokens that were guessed and then checked in one pass. Right guesses save passes; wrong ones change no answer.",
+  explainKv: "What the model keeps of the texts under way, so that it need not read them again for each token.",
+  explainSequences: "Answers that are being computed now.",
+
   // the readings
   tokensPerSTitle: "Tokens/s",
   step: "Step",
@@ -216,6 +248,7 @@ export const ENGLISH = {
   keysAndValues: "keys and values",
   recurrentStates: "recurrent states",
   draftModel: "draft model",
+  predictionHead: "the model's own head",
   besidePlan: "beside the plan, which has what is left",
   newText: "new text",
   quotation: "a quotation",

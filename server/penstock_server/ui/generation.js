@@ -5,6 +5,8 @@ import { whenAllowed } from "./key.js";
 import { words } from "./words.js";
 
 const WAIT_S = 5;
+/** The shortest time between first and last piece that tells a rate; pieces that come together tell none. */
+const SHORTEST_SPAN_S = 0.05;
 
 /**
  * Streams an answer and returns its figures:
@@ -75,7 +77,8 @@ class Clock {
       outputTokens,
       isCounted: this.usage !== null,
       firstTokenS: this.first === null ? null : (this.first - this.asked) / 1000,
-      tokensPerS: span > 0 && outputTokens > 1 ? (outputTokens - 1) / span : null,
+      // The tokens of the first piece came before the span began; a piece has the same number as any other.
+      tokensPerS: span >= SHORTEST_SPAN_S ? (outputTokens * (1 - 1 / this.ticks)) / span : null,
       finish: this.finish,
     };
   }

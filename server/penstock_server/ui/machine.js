@@ -3,6 +3,7 @@
 
 import { apiKey, get, health } from "./api.js";
 import { byId } from "./dom.js";
+import { rate } from "./figures.js";
 import { whenAllowed } from "./key.js";
 import { ledger } from "./ledger.js";
 import { Readings } from "./readings.js";
@@ -18,17 +19,17 @@ export class Machine {
   #strip = new Strip(byId("strip"), byId("caption"));
   #readings = new Readings(byId("readings"));
   #onState;
-  #onModel;
+  #onModels;
   #steps = 0;
   #delay = BUSY_MS;
   #wake = null;
   #isKnown = false;
   #refusedKey = null; // the key in use when the reader cancelled the dialog
 
-  /** onState(name, words) comes with each change, onModel({id, max_model_len}) once the model is loaded. */
-  constructor(onState, onModel) {
+  /** onState(name, words) comes with each change, onModels([{id, max_model_len}]) once the server is ready. */
+  constructor(onState, onModels) {
     this.#onState = onState;
-    this.#onModel = onModel;
+    this.#onModels = onModels;
   }
 
   /** Never returns. */
@@ -87,7 +88,7 @@ export class Machine {
     const models = await whenAllowed(() => get("v1/models"));
     const plan = await get("v1/plan");
     const stats = await get("v1/engine/stats");
-    this.#onModel(models.data[0]);
+    this.#onModels(models.data);
     this.#readings.plan(plan, Object.keys(stats.links));
     this.#strip.plan(plan);
     byId("ledger-toggle").hidden = false;
@@ -103,7 +104,8 @@ export class Machine {
     this.#steps = stats.num_steps;
     this.#strip.sample(stats.current_layer, stats.last_step?.duration_s, isRunning);
     this.#strip.experts(stats.experts);
-    this.#readings.show(stats, isRunning || hasMoved);
+    const tokensPerS = this.#readings.show(stats, isRunning || hasMoved);
+    byId("machine-rate").textContent = tokensPerS ? words("tokensPerS", { rate: rate(tokensPerS) }) : "";
     this.#onState(isRunning ? "working" : "ready", words(isRunning ? "working" : "ready"));
     this.#delay = isRunning || hasMoved ? BUSY_MS : Math.min(IDLE_MS, 1.5 * this.#delay);
   }
@@ -113,6 +115,7 @@ export class Machine {
     const reason = { 0: "cannotBeReached", 401: "needsKey" }[error.status] ?? "notReady";
     this.#strip.clear(words(error.status === 401 ? "noKeyNoView" : "nothingKnown"));
     this.#readings.clear();
+    byId("machine-rate").textContent = "";
     byId("ledger").hidden = byId("ledger-toggle").hidden = true;
     byId("ledger-toggle").setAttribute("aria-expanded", "false");
     this.#onState(error.status === 401 ? "locked" : "away", words(reason));

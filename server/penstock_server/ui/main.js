@@ -1,20 +1,23 @@
 // The page: the open conversation, the running answers, and the actions of keys and buttons.
 
+import { Attachments } from "./attachments.js";
 import { Chat } from "./chat.js";
 import { Completion } from "./completion.js";
 import { isEmpty, titleOf } from "./conversation.js";
 import { byId, icon } from "./dom.js";
 import { Fill } from "./fill.js";
+import { prepareFold } from "./fold.js";
 import { askForKey, prepareKeyDialog } from "./key.js";
 import { ConversationList } from "./list.js";
 import { Machine } from "./machine.js";
+import { Models } from "./models.js";
 import { Panels } from "./panels.js";
 import { settingsPanel } from "./sampling.js";
 import { say } from "./spoken.js";
 import { isStorageFull } from "./storage.js";
 import * as store from "./store.js";
 import { prepareTheme } from "./theme.js";
-import { count, fillWords, words } from "./words.js";
+import { fillWords, words } from "./words.js";
 
 const SAVE_EVERY_MS = 1000;
 const VIEWS = { chat: Chat, completion: Completion, fill: Fill };
@@ -29,18 +32,20 @@ class Page {
   #view = null;
   #running = new Map(); // conversation id -> {conversation, controller, reason, savedAt}
   #list = new ConversationList(this, byId("list"));
-  #model = null;
+  #models = new Models(() => this.#modelChanged());
+  #attachments = new Attachments((sentence) => this.warn(sentence));
   #pending = false;
   #panels = new Panels();
   #machine = new Machine(
     (state, sentence) => this.#showState(state, sentence),
-    (model) => this.#showModel(model),
+    (models) => this.#showModels(models),
   );
 
   start() {
     fillWords();
     prepareTheme();
     prepareKeyDialog();
+    prepareFold();
     this.#prepareButtons();
     this.#prepareKeys();
     store.onChangeElsewhere((id) => this.#changedElsewhere(id));
@@ -53,7 +58,7 @@ class Page {
   }
 
   modelName() {
-    return this.#model?.id ?? null;
+    return this.#models.chosen?.id ?? null;
   }
 
   // -- running answers ------------------------------------------------------------------------
@@ -186,9 +191,9 @@ class Page {
     byId("title").textContent = titleOf(conversation);
     document.querySelector(`[name=mode][value=${conversation.mode}]`).checked = true;
     byId("composer").dataset.mode = conversation.mode;
-    byId("prompt").hidden = byId("prompt-label").hidden = !isChat;
+    byId("prompt").hidden = byId("prompt-label").hidden = byId("attach").hidden = !isChat;
     document.querySelector(".skip").href = isChat ? "#prompt" : "#paper";
-    byId("fill-mode").hidden = !this.#model?.max_blanks && conversation.mode !== "fill";
+    byId("fill-mode").hidden = !this.#models.chosen?.max_blanks && conversation.mode !== "fill";
     byId("send").textContent = words(SEND[conversation.mode]);
     byId("send").hidden = isRunning;
     byId("stop").hidden = !isRunning;
@@ -233,14 +238,14 @@ class Page {
     if (place.textContent !== sentence) place.textContent = sentence;
   }
 
-  #showModel(model) {
-    const isOther = this.modelName() !== model.id;
-    this.#model = model;
-    byId("model").textContent = model.max_model_len
-      ? words("modelTokens", { model: model.id, tokens: count(model.max_model_len, "tokens") })
-      : model.id;
-    document.title = `${model.id} · Penstock`;
-    if (isOther) this.rerender(this.#conversation);
+  #showModels(models) {
+    const before = this.modelName();
+    this.#models.show(models);
+    if (this.modelName() !== before) this.#modelChanged();
+  }
+
+  #modelChanged() {
+    this.rerender(this.#conversation);
   }
 
   // -- buttons and keys -----------------------------------------------------------------------
@@ -250,10 +255,10 @@ class Page {
     if (this.#conversation.mode !== "chat") return void this.#view.submit();
     const prompt = byId("prompt");
     const text = prompt.value;
-    if (!text.trim()) return;
+    if (!text.trim() && this.#attachments.isEmpty) return;
     prompt.value = "";
     this.#fitPrompt();
-    this.#view.submit(text);
+    this.#view.submit(this.#attachments.takeInto(text));
   }
 
   #prepareButtons() {

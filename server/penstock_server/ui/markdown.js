@@ -1,7 +1,8 @@
 // From Markdown to elements. marked makes HTML of the model's text. DOMPurify removes everything active: images
 // (their addresses could send the conversation away), forms, styles, scripts.
 
-import { copyText, element } from "./dom.js";
+import { wrapCode } from "./code.js";
+import { element } from "./dom.js";
 import DOMPurify from "./vendor/dompurify.js";
 import { Marked } from "./vendor/marked.js";
 import { words } from "./words.js";
@@ -52,8 +53,8 @@ const ALLOWED = {
   RETURN_DOM_FRAGMENT: true,
 };
 
-/** A fragment of the page. */
-export function markdown(text) {
+/** A fragment of the page. isGrowing: more of the text is to come. */
+export function markdown(text, isGrowing = false) {
   const fragment = DOMPurify.sanitize(marked.parse(text), ALLOWED);
   for (const link of fragment.querySelectorAll("a")) {
     link.target = "_blank";
@@ -69,7 +70,7 @@ export function markdown(text) {
     heading.replaceWith(element("h3", {}, ...heading.childNodes));
   }
   fragment.querySelectorAll("table").forEach(wrapTable);
-  fragment.querySelectorAll("pre").forEach(wrapCode);
+  fragment.querySelectorAll("pre").forEach((pre) => wrapCode(pre, isGrowing));
   return fragment;
 }
 
@@ -82,21 +83,4 @@ function wrapTable(table) {
   });
   table.replaceWith(box);
   box.append(table);
-}
-
-function wrapCode(pre) {
-  const language = /language-([\w+#.-]+)/.exec(pre.firstElementChild?.className ?? "")?.[1] ?? "";
-  const copy = element(
-    "button",
-    { type: "button", class: "code-copy", "aria-label": words("copyCode") },
-    words("copy"),
-  );
-  copy.addEventListener("click", () => copyText(pre.textContent, copy));
-  const head = element("div", { class: "code-head" }, element("span", {}, language || words("text")), copy);
-  const box = element("div", { class: "code-box" }, head);
-  pre.replaceWith(box);
-  pre.tabIndex = 0; // the keyboard must be able to scroll it
-  pre.setAttribute("role", "region");
-  pre.setAttribute("aria-label", words(language ? "codeIn" : "code", { language }));
-  box.append(pre);
 }

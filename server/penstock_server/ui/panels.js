@@ -1,5 +1,5 @@
 // The panels of conversations and of settings. They stand beside the conversation if there is room; otherwise
-// they lie over it, one at a time.
+// they lie over it and the machine, one at a time.
 
 import { byId, icon } from "./dom.js";
 
@@ -12,6 +12,7 @@ export class Panels {
       button.append(icon(id));
       button.addEventListener("click", () => this.toggle(id));
     }
+    byId("scrim").addEventListener("click", () => this.uncover());
     byId("list").hidden = !isWide.matches;
     byId("list-toggle").setAttribute("aria-expanded", String(isWide.matches));
     isWide.addEventListener("change", () => this.toggle("list", isWide.matches));
@@ -30,6 +31,7 @@ export class Panels {
       this.toggle(id === "list" ? "settings" : "list", false);
       byId(id).querySelector("button")?.focus();
     }
+    byId("scrim").hidden = !this.isOver;
     if (!isShown && wasInside) byId(`${id}-toggle`).focus();
   }
 

@@ -3,12 +3,15 @@
 
 import { element, svg } from "./dom.js";
 import { byteRate, bytes, percent, rate, seconds } from "./figures.js";
+import { explained, term } from "./terms.js";
 import { count, words } from "./words.js";
 
 /** The seconds, and the least number of steps, over which rates are taken. */
 const WINDOW_S = 3;
 const WINDOW_STEPS = 3;
 const HISTORY = 60;
+/** The shortest step that is compared with its floor: in a shorter one, what surrounds the step counts as much. */
+const SHORTEST_COMPARED_S = 0.01;
 
 /** The link over which experts come from the disk. */
 const EXPERTS = "disk, experts";
@@ -84,13 +87,13 @@ export class Readings {
     this.#plan = plan;
     this.#window = new Window();
     this.#shown = {
-      tokens: reading(words("tokensPerSTitle"), "spark"),
-      step: reading(words("step"), "bar"),
-      ...Object.fromEntries(links.map((name) => [name, reading(linkTitle(name), "bar")])),
-      ...(plan.num_expert_slots && { experts: reading(words("expertsTitle"), "bar") }),
-      ...(plan.drafting.length > 0 && { guesses: reading(words("guessesTitle"), "bar") }),
-      kv: reading(words("kvCache"), "bar"),
-      queue: reading(words("sequences")),
+      tokens: reading(words("tokensPerSTitle"), "explainRate", "spark"),
+      step: reading(words("step"), "explainStep", "bar"),
+      ...Object.fromEntries(links.map((name) => [name, reading(linkTitle(name), "explainLink", "bar")])),
+      ...(plan.num_expert_slots && { experts: reading(words("expertsTitle"), "explainExperts", "bar") }),
+      ...(plan.drafting.length > 0 && { guesses: reading(words("guessesTitle"), "explainGuesses", "bar") }),
+      kv: reading(words("kvCache"), "explainKv", "bar"),
+      queue: reading(words("sequences"), "explainSequences"),
     };
     this.#place.replaceChildren(...Object.values(this.#shown).map((each) => each.view));
   }
@@ -99,6 +102,7 @@ export class Readings {
     this.#place.replaceChildren();
   }
 
+  /** Returns the tokens per second. */
   show(stats, isRunning) {
     this.#window.add(stats);
     const tokens = isRunning ? this.#window.tokensPerS : 0;
@@ -123,6 +127,7 @@ export class Readings {
     );
     this.#shown.kv.fill(used);
     this.#shown.queue.set(`${stats.num_running}`, words("runningWaiting", { waiting: stats.num_waiting }));
+    return tokens;
   }
 
   #showStep(step) {
@@ -131,12 +136,11 @@ export class Readings {
       const expectation = words(expected ? "predicted" : "noneYet", { time: seconds(expected) });
       return this.#shown.step.set("–", expectation);
     }
-    const sentence = step.predicted_s
-      ? words("predictedFloor", {
-          time: seconds(step.predicted_s),
-          percent: percent(step.floor_s / step.duration_s),
-        })
-      : words("stepOf", { tokens: count(step.num_tokens, "tokens") });
+    const time = seconds(step.predicted_s);
+    let sentence = words("stepOf", { tokens: count(step.num_tokens, "tokens") });
+    if (step.predicted_s && step.duration_s < SHORTEST_COMPARED_S) sentence = words("predicted", { time });
+    else if (step.predicted_s)
+      sentence = words("predictedFloor", { time, percent: percent(step.floor_s / step.duration_s) });
     this.#shown.step.set(seconds(step.duration_s), sentence);
     const longest = Math.max(step.duration_s, step.predicted_s);
     this.#shown.step.fill(step.duration_s / longest, step.predicted_s / longest);
@@ -211,8 +215,8 @@ export class Readings {
 const LINKS = { disk: "fromDisk", [EXPERTS]: "expertsFromDisk", "host to device": "toGpu" };
 const linkTitle = (name) => (LINKS[name] ? words(LINKS[name]) : name);
 
-/** One instrument. An instrument of the `kind` "bar" has a bar with a mark, "spark" a line of the last values. */
-function reading(title, kind) {
+/** One instrument. explanation: the key of what its title means. An instrument of the `kind` "bar" has a bar with a mark, "spark" a line of the last values. */
+function reading(title, explanation, kind) {
   const value = element("b", {}, "–");
   const remark = element("span", { class: "words" });
   const fill = element("i", { class: "fill" });
@@ -234,14 +238,14 @@ function reading(title, kind) {
   const view = element(
     "div",
     { class: "reading" },
-    element("dt", {}, title),
+    element("dt", {}, term(title, explanation)),
     element("dd", {}, value, picture, remark),
   );
   return {
     view,
     set(text, sentence) {
       if (value.textContent !== text) value.textContent = text;
-      if (remark.textContent !== sentence) remark.textContent = sentence;
+      if (remark.textContent !== sentence) remark.replaceChildren(...explained(sentence));
     },
     fill(part, marked = null) {
       picture.hidden = part === null;

@@ -4,6 +4,7 @@
 
 import { element } from "./dom.js";
 import { bytes, seconds } from "./figures.js";
+import { explained } from "./terms.js";
 import { count, words } from "./words.js";
 
 /** The shortest time in which a sweep is shown; a faster sweep could not be seen. */
@@ -169,13 +170,14 @@ export class Strip {
       cell.classList.toggle("next", index === next && index !== current);
     });
     const slower = stepS && stepS < SHORTEST_SHOWN_S ? Math.round(SHORTEST_SHOWN_S / stepS) : 1;
-    this.#caption.textContent =
+    this.#tell(
       slower > 1
         ? words("shownSlower", { time: seconds(stepS), times: slower })
         : words("layerOf", {
             layer: this.#whole.filter((index) => index <= current).length,
             total: this.#whole.length,
-          });
+          }),
+    );
   }
 
   #stop() {
@@ -183,11 +185,15 @@ export class Strip {
     this.#frame = this.#shown = null;
     delete this.#place.dataset.sweep;
     for (const cell of this.#cells) cell.classList.remove("done", "now", "next");
-    this.#caption.textContent = this.#place.dataset.state === "ready" ? this.summary : "";
+    this.#tell(this.#place.dataset.state === "ready" ? this.summary : "");
   }
 
   #describe(sentence) {
     this.#place.setAttribute("aria-label", sentence);
-    this.#caption.textContent = sentence;
+    this.#tell(sentence);
+  }
+
+  #tell(sentence) {
+    this.#caption.replaceChildren(...explained(sentence));
   }
 }

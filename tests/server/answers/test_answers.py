@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeAsyncEngine, FakeStream, Script
+from fakes import FakeAsyncEngine, FakeStream, Script, metrics_of
 from penstock.errors import ContextOverflow, EngineDead, EngineStopped
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.generation.requests.request import RequestOutput
@@ -16,7 +16,6 @@ from penstock.generation.sequence import FinishReason
 from penstock_server.answers.answers import Answers
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.prompts.inputs import choices
-from penstock_server.telemetry.metrics import RequestMetrics
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +24,7 @@ PARAMS = SamplingParams()
 
 def answers_of(engine: FakeAsyncEngine, prompts: list[list[int]], n: int = 1) -> Answers:
     fake: Any = engine
-    return Answers(ServedEngine(fake), RequestMetrics("tiny", ServedEngine(fake)), prompts, [PARAMS] * n)
+    return Answers(ServedEngine(fake), metrics_of(fake), prompts, [PARAMS] * n)
 
 
 def scripted(*scripts: Script) -> FakeAsyncEngine:
@@ -62,9 +61,7 @@ async def test_a_prompt_is_scored_once_for_all_its_choices() -> None:
     engine = scripted([gate, "a"], ["b", "c"], [gate, "d"], ["e"])
     fake: Any = engine
     params = choices(SamplingParams(prompt_logprobs=0), 2)
-    answers = Answers(
-        ServedEngine(fake), RequestMetrics("tiny", ServedEngine(fake)), [[1, 2], [1, 3]], params
-    )
+    answers = Answers(ServedEngine(fake), metrics_of(fake), [[1, 2], [1, 3]], params)
     firsts: dict[int, Any] = {}
     asyncio.get_running_loop().call_later(0.01, gate.set)
     async for item in answers.outputs():
@@ -82,7 +79,7 @@ async def test_nobody_waits_for_a_choice_that_can_score_no_more() -> None:
 
     def scored(*scripts: Script) -> Answers:
         fake: Any = scripted(*scripts)
-        return Answers(ServedEngine(fake), RequestMetrics("tiny", ServedEngine(fake)), [[1, 2]], params)
+        return Answers(ServedEngine(fake), metrics_of(fake), [[1, 2]], params)
 
     async with asyncio.timeout(10):
         with pytest.raises(EngineDead, match="gone"):
@@ -127,7 +124,7 @@ async def test_the_end_token_has_logprobs_only_if_it_is_part_of_the_answer(
 ) -> None:
     fake: Any = FakeAsyncEngine()
     params = SamplingParams(logprobs=0, include_stop_str_in_output=keeps_end)
-    answers = Answers(ServedEngine(fake), RequestMetrics("tiny", ServedEngine(fake)), [[1]], [params])
+    answers = Answers(ServedEngine(fake), metrics_of(fake), [[1]], [params])
     await answers.finish()
     (answer,) = answers
     assert len(answer.logprobs) == num_entries

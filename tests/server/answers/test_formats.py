@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fakes import EOS, FakeAsyncEngine, FakeTokenizer
+from fakes import EOS, FakeAsyncEngine, FakeTokenizer, metrics_of
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.generation.requests.request import RequestOutput
@@ -16,7 +16,6 @@ from penstock_server.answers.formats import ChatFormat, CompletionFormat, Extras
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.prompts.inputs import Prompt
 from penstock_server.protocol.answer_bodies import FINGERPRINT, Usage
-from penstock_server.telemetry.metrics import RequestMetrics
 
 pytestmark = pytest.mark.anyio
 
@@ -129,7 +128,7 @@ def test_completion_echoes_each_prompt_once() -> None:
 
 async def finished(n: int = 1, logprobs: int | None = None) -> Answers:
     fake: Any = FakeAsyncEngine()
-    metrics = RequestMetrics("tiny", ServedEngine(fake))
+    metrics = metrics_of(fake)
     answers = Answers(ServedEngine(fake), metrics, [[1, 2]], [SamplingParams(logprobs=logprobs)] * n)
     await answers.finish()
     return answers
@@ -182,6 +181,4 @@ async def test_chunks_add_up_to_the_whole() -> None:
 
 async def started() -> Answers:
     fake: Any = FakeAsyncEngine()
-    return Answers(
-        ServedEngine(fake), RequestMetrics("tiny", ServedEngine(fake)), [[1, 2]], [SamplingParams()]
-    )
+    return Answers(ServedEngine(fake), metrics_of(fake), [[1, 2]], [SamplingParams()])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeAsyncEngine, FakeTokenizer, Script
+from fakes import FakeAsyncEngine, FakeTokenizer, Script, metrics_of
 from penstock.errors import EngineDead
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock_server.answers.answers import Answers
@@ -15,7 +15,6 @@ from penstock_server.facade.engine import ServedEngine
 from penstock_server.protocol.conversation import ToolOffer
 from penstock_server.protocol.responses_request import LOGPROBS, ResponsesRequest
 from penstock_server.protocol.tools import Function
-from penstock_server.telemetry.metrics import RequestMetrics
 from penstock_server.tools.use import ToolUse
 
 pytestmark = pytest.mark.anyio
@@ -31,9 +30,7 @@ def form_of(tools: ToolUse | None = None, **fields: Any) -> ResponsesFormat:
 
 def answers_of(script: Script = ("Hel", "lo!"), **params: Any) -> Answers:
     fake: Any = FakeAsyncEngine(lambda *_: script)
-    return Answers(
-        ServedEngine(fake), RequestMetrics("tiny", ServedEngine(fake)), [[1, 2]], [SamplingParams(**params)]
-    )
+    return Answers(ServedEngine(fake), metrics_of(fake), [[1, 2]], [SamplingParams(**params)])
 
 
 async def test_whole() -> None:

@@ -27,7 +27,7 @@ def linked(path: Path) -> set[Path]:
     """The files that a file of the page asks for, by any of the ways in which it can."""
     patterns = {
         ".html": r'(?:href|src)="([^"#]+)"',
-        ".js": r'from "(\.[^"]+)"',
+        ".js": r'(?:from |import\()"(\.[^"]+)"',
         ".css": r'url\("([^"]+)"\)',
     }
     base = UI.parent if path.suffix == ".html" else path.parent

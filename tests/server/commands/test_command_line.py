@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 
 import pytest
 
@@ -50,6 +51,47 @@ def test_help_lists_the_names_that_a_flag_takes(
     assert len(names) > 5
     for name in names:
         assert "".join(name.split()) in text
+
+
+COMMANDS = ("serve", "batch", "generate", "fill", "chat", "convert", "plan", "hardware", "bench", "doctor")
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        build_parser().parse_args(arguments)
+    assert caught.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "report", "eval"])
+def test_help_begins_with_what_a_command_does_and_an_example(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, empty, *rest = help_of(capsys, command, "--help").splitlines()
+    assert first[0].isupper() and first.endswith(".") and empty == ""
+    assert rest[0] == "For example:" and rest[1].startswith(f"  penstock {command} ")
+    example = shlex.split(rest[1])
+    assert build_parser().parse_args(example[1:]).command == command
+    assert any(line.startswith(f"usage: penstock {command} ") for line in rest)
+
+
+@pytest.mark.parametrize("command", ["generate", "fill", "chat"])
+def test_help_has_what_people_use_and_help_all_the_rest(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short, whole = (help_of(capsys, command, flag) for flag in ("--help", "--help-all"))
+    for flag in ("MODEL", "--max-tokens", "--temperature", "--host-memory", "--help-all"):
+        assert flag in short and flag in whole
+    for flag in ("--num-beams", "--kv-dtype", "--kernel-tuning", "--no-repeat-ngram-size"):
+        assert flag not in short and flag in whole
+    assert "beam search" not in short and len(short) < len(whole) / 2
+
+
+def test_the_model_of_a_batch_is_positional_or_a_flag() -> None:
+    for arguments in (["m", "in", "out"], ["--model", "m", "in", "out"]):
+        options = build_parser().parse_args(["batch", *arguments])
+        assert (options.model, str(options.source), str(options.target)) == ("m", "in", "out")
+    assert "model" not in build_parser().parse_args(["batch", "in", "out"])
 
 
 ALL = {"serve", "generate", "chat", "plan", "hardware", "bench", "convert", "report", "eval"}

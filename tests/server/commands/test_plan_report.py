@@ -16,6 +16,7 @@ from penstock.errors import CapacityError
 from penstock.memory.hardware import DiskProfile, HardwareProfile, KernelProfile
 from penstock_server import cli
 from penstock_server.facade import machine
+from penstock_server.facade.figures import duration, rate
 
 GIB = 1 << 30
 MACHINE = HardwareProfile(2, 24 * GIB, 20 * GIB, 40.0, 1500.0, DiskProfile(2.0, 4 << 20, 4, True))
@@ -64,10 +65,10 @@ def test_what_guesses_should_bring(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(row["num_gained"] for row in data["drafting"]) > 3
     text = run(capsys, *flags, "--draft-model", "tinyllama-1.1b")
     assert f"draft model: {taken / 2**30:.2f} GiB of the host's memory" in text
-    plain_ms = alone["steps"]["decode, 1 sequence"]["seconds"] * 1e3
-    assert f"a step of 1 sequence takes {plain_ms:.1f} ms" in text
+    plain_s = alone["steps"]["decode, 1 sequence"]["seconds"]
+    assert f"a step of 1 sequence takes {duration(plain_s)}" in text
     for row in data["drafting"]:
-        assert f"{row['tokens_per_s']:.2f} tokens/s in place of {row['plain_tokens_per_s']:.2f}" in text
+        assert f"{rate(row['tokens_per_s'])} tokens/s in place of {rate(row['plain_tokens_per_s'])}" in text
     assert json.loads(run(capsys, *flags, "--json", "--speculation", "off"))["drafting"] == []
 
 

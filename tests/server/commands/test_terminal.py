@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
+import json
 import os
+import pty
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from penstock.generation.beam_search import BeamParams
 from penstock.generation.chosen import Chosen
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock_server.commands import terminal
+from penstock_server.commands.talking.answering import REQUEST_ID, answer
 from penstock_server.settings.settings import Settings
 
 SETTINGS = Settings(model="tiny")
@@ -33,12 +38,13 @@ def options(**given: Any) -> argparse.Namespace:
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     engine = FakeEngine()
     monkeypatch.setattr(terminal, "load_engine", lambda settings: engine)
+    monkeypatch.setattr(terminal, "with_history", lambda path: contextlib.nullcontext())
     engine.default_sampling = {"temperature": 0.6}
     return engine
 
 
 def asked(params: SamplingParams) -> GenerationRequest:
-    return GenerationRequest([5, 6], params, terminal.REQUEST_ID)
+    return GenerationRequest([5, 6], params, REQUEST_ID)
 
 
 def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> None:
@@ -129,9 +135,87 @@ def test_chat_ends_at_the_prompt(
 def test_chat_explains_unknown_commands(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    type_lines(monkeypatch, "/help")
+    type_lines(monkeypatch, "/fly", "/help", "/retry")
     terminal.chat(SETTINGS, options())
-    assert "/reset and /quit" in capsys.readouterr().err and engine.prompts == []
+    told = capsys.readouterr().err
+    assert "There is no /fly" in told and "/save FILE" in told and "no message to answer" in told
+    assert engine.prompts == []
+
+
+def test_chat_has_commands(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "kept.json"
+    type_lines(
+        monkeypatch, "Hi", "/system Be kind", "/retry", "//path", f"/save {path}", f"/save {path}", "/save"
+    )
+    terminal.chat(SETTINGS, options())
+    begin = "system: Be kind\nuser: Hi\nassistant:"
+    assert engine.prompts == ["user: Hi\nassistant:", begin, f"{begin} Hello!\nuser: /path\nassistant:"]
+    said = [("system", "Be kind"), ("user", "Hi"), ("assistant", "Hello!")]
+    said += [("user", "/path"), ("assistant", "Hello!")]
+    kept = json.loads(path.read_text())["messages"]
+    assert [(each["role"], each["content"]) for each in kept] == said
+    told = capsys.readouterr().err
+    assert "can't be written: File exists" in told and "Name a file" in told
+
+
+def test_a_message_has_more_lines(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    type_lines(monkeypatch, "one\\", "two", '"""three', " four", 'five"""', '"""six"""')
+    terminal.chat(SETTINGS, options())
+    asked = [prompt.removesuffix("\nassistant:").rpartition("user: ")[2] for prompt in engine.prompts]
+    assert asked == ["one\ntwo", "three\n four\nfive", "six"]
+
+
+def test_ctrl_c_drops_a_message_that_was_begun(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    type_lines(monkeypatch, "one\\", KeyboardInterrupt, "two", KeyboardInterrupt, "never")
+    terminal.chat(SETTINGS, options())
+    assert engine.prompts == ["user: two\nassistant:"]
+
+
+HALF_TYPED = """
+import sys
+from pathlib import Path
+from penstock_server.commands.talking.lines import messages, with_history
+with with_history(Path(sys.argv[1])):
+    for message in messages():
+        print("got", repr(message), flush=True)
+print("ended", flush=True)
+"""
+
+
+def test_ctrl_c_clears_a_half_typed_line_and_history_stays(tmp_path: Path) -> None:
+    """In a terminal of its own, with the real readline."""
+    pytest.importorskip("readline")
+    path = tmp_path / "history"
+    heard = in_terminal(
+        path, [("> ", "half"), ("half", "\x03"), ("> ", "whole\n"), ("got 'whole'\r\n> ", "\x03")]
+    )
+    assert "got 'half" not in heard and "ended" in heard
+    assert path.stat().st_mode & 0o077 == 0
+    heard = in_terminal(path, [("> ", "\x1b[A\n"), ("got 'whole'\r\n> ", "\x04")])
+    assert "ended" in heard
+
+
+def in_terminal(path: Path, script: list[tuple[str, str]]) -> str:
+    """What the program prints; each text is typed when what was printed since the last one ends so."""
+    child, terminal_fd = pty.fork()
+    if child == 0:
+        os.environ["TERM"] = "dumb"
+        os.execv(sys.executable, [sys.executable, "-c", HALF_TYPED, str(path)])
+    heard = ""
+    for wanted, typed in script:
+        part = ""
+        while not part.endswith(wanted):
+            part += os.read(terminal_fd, 1000).decode()
+        heard += part
+        os.write(terminal_fd, typed.encode())
+    with contextlib.suppress(OSError):  # a terminal whose program has ended gives an error
+        while data := os.read(terminal_fd, 1000):
+            heard += data.decode()
+    os.close(terminal_fd)
+    assert os.waitpid(child, 0)[1] == 0
+    return heard
 
 
 def test_a_message_that_is_too_long_is_forgotten(
@@ -183,12 +267,12 @@ def test_ctrl_c_ends_a_sweep_between_layers(
             return layer(index, *arguments)
 
         params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
-        whole = terminal.answer(engine, asked(params))
+        whole = answer(engine, asked(params))
         monkeypatch.setattr(family, "layer", watch)
-        cut = terminal.answer(engine, asked(params))
+        cut = answer(engine, asked(params))
         assert computed == [0, 1, 2, 0, 1]
         assert cut.num_tokens == 1 and whole.text.startswith(cut.text)
-        assert terminal.answer(engine, asked(params)).text == whole.text
+        assert answer(engine, asked(params)).text == whole.text
         assert not engine.has_work
 
 
@@ -198,7 +282,7 @@ def test_a_request_that_fails_is_an_error(tiny_llama: Path, monkeypatch: pytest.
             engine.sampler, "sample", lambda *_: [Chosen(error=ComputationError("not a number"))]
         )
         with pytest.raises(ComputationError):
-            terminal.answer(engine, asked(SamplingParams()))
+            answer(engine, asked(SamplingParams()))
 
 
 def test_a_second_ctrl_c_ends_the_program(engine: FakeEngine) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fakes import FakeAsyncEngine
+from fakes import FakeAsyncEngine, one_model
 from penstock.async_engine import EngineStatus
 from penstock.metrics import StepStats, Traffic
 from penstock.spec import UnitKey
 from penstock.weights.tiers.use_counts import UseCounts
-from penstock_server.facade.engine import ServedEngine
 from penstock_server.telemetry.metrics import RequestMetrics
 
 from .test_metrics import samples
@@ -22,7 +21,7 @@ from .test_metrics import samples
 @pytest.fixture
 def metrics(engine: FakeAsyncEngine) -> RequestMetrics:
     fake: Any = engine
-    return RequestMetrics("tiny", ServedEngine(fake))
+    return RequestMetrics(one_model(fake))
 
 
 def test_totals_of_the_engine(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:

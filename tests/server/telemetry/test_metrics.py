@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fakes import FakeAsyncEngine
+from fakes import FakeAsyncEngine, one_model
 from penstock.errors import QueueFull
 from penstock.generation.requests.request import RequestOutput
 from penstock.generation.sequence import FinishReason
 from penstock.metrics import StepStats
-from penstock_server.facade.engine import ServedEngine
 from penstock_server.telemetry.metrics import AnswerTimer, RequestMetrics
 
 from ..conftest import MakeClient
@@ -81,7 +80,7 @@ def samples(metrics: RequestMetrics) -> dict[str, float]:
 @pytest.fixture
 def metrics(engine: FakeAsyncEngine) -> RequestMetrics:
     fake: Any = engine
-    return RequestMetrics("tiny", ServedEngine(fake))
+    return RequestMetrics(one_model(fake))
 
 
 def output(num_tokens: int, finish: FinishReason | None = None, **more: int) -> RequestOutput:
@@ -126,7 +125,7 @@ def test_a_full_queue_is_a_refusal(make_client: MakeClient) -> None:
 
 
 def test_an_answers_times_and_lengths(metrics: RequestMetrics) -> None:
-    timer = AnswerTimer(metrics, time.monotonic())
+    timer = AnswerTimer(metrics.of("tiny"), time.monotonic())
     timer.record(output(1))
     timer.record(output(2))
     timer.record(output(3, FinishReason.LENGTH, num_cached_tokens=4, num_preemptions=2))
@@ -148,7 +147,7 @@ def test_an_answers_times_and_lengths(metrics: RequestMetrics) -> None:
 
 
 def test_an_answer_that_was_cut_counts_as_such(metrics: RequestMetrics) -> None:
-    timer = AnswerTimer(metrics, time.monotonic())
+    timer = AnswerTimer(metrics.of("tiny"), time.monotonic())
     timer.record(output(1))
     timer.close("abort")
     timer.close("abort")

@@ -136,5 +136,5 @@ def test_without_the_extra_the_flag_is_an_error(monkeypatch: pytest.MonkeyPatch)
         return importing(name, *arguments, **keywords)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ConfigError, match=r"penstock\[otel\]"):
+    with pytest.raises(ConfigError, match=r"penstock-llm\[otel\]"):
         RequestTracer("http://localhost:4318/v1/traces", "tiny")

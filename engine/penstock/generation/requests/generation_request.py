@@ -16,6 +16,7 @@ from penstock.generation.grammars.thinking import Thinking
 
 if TYPE_CHECKING:
     from penstock.generation.requests.prompt_embeds import PromptEmbeds
+    from penstock.weights.adapters.adapter import Adapter
 
 MAX_LOGPROBS = 20
 #: Parameters of the draw, and their values that change nothing. A beam search draws nothing.
@@ -185,6 +186,8 @@ class GenerationRequest:
     #: Vectors in front of the prompt's tokens, which there may be none of then. Token ids below 0 put vectors
     #: elsewhere: the id -1 stands for the first vector, -2 for the second, and none is put in front.
     prompt_embeds: PromptEmbeds | None = None
+    #: What changes the model for this request (Engine.adapters); None: the model as it is.
+    adapter: Adapter | None = None
     #: The first tokens that a model with an encoder writes, whatever their logits are. They are no part of
     #: the answer, and are computed together with the token with which every answer begins.
     answer_start: tuple[int, ...] = ()

@@ -2,9 +2,9 @@
 
 A key is SHA-256 of a block's tokens and of the key before it. A key therefore stands for all tokens from the
 sequence's beginning, and no sequence finds what another prompt wrote. The first key of a chain is made of the
-request's cache_salt, of the vectors that stand in place of tokens, and of the length that rope's frequencies
-belong to, because other frequencies turn K otherwise. A prompt that is seen both ways has all its tokens in
-the first key.
+request's cache_salt, of its adapter, of the vectors that stand in place of tokens, and of the length that
+rope's frequencies belong to, because other frequencies turn K otherwise. A prompt that is seen both ways has
+all its tokens in the first key.
 """
 
 from __future__ import annotations
@@ -60,9 +60,11 @@ def _first_key(sequence: Sequence) -> bytes:
 
 
 def _salt(sequence: Sequence) -> bytes:
-    """Stands for what the ids of the tokens do not say: the request's salt, and its vectors."""
+    """Stands for what the ids of the tokens do not say: the request's salt, its adapter and its vectors."""
     request = sequence.request
     salt = hashlib.sha256(request.cache_salt.encode("utf-8", "surrogatepass")).digest()
+    if request.adapter is not None:
+        salt = hashlib.sha256(b"adapter" + salt + request.adapter.digest).digest()
     if request.prompt_embeds is None:
         return salt
     return hashlib.sha256(b"vectors" + salt + request.prompt_embeds.digest).digest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from penstock.config import GROUP_SIZES
+from penstock.kernels.adapters.low_rank import PlainLowRank
 from penstock.kernels.cuda.attention import CudaAttention
 from penstock.kernels.cuda.grouped import CudaGroupedLinear
 from penstock.kernels.cuda.launcher import THREADS, Launcher, ceil_div
@@ -55,6 +56,7 @@ class CudaKernels(PlainRecurrences):
         self._grouped_linear = CudaGroupedLinear(launcher, activations)
         self._attention = CudaAttention(launcher)
         self.experts = PlainExperts(self)
+        self.adapters = PlainLowRank()
 
     def without_arithmetic(self, longest: int) -> CudaKernels:
         """The same kernels: a GPU computes so fast that leaving the arithmetic out saves nothing."""

@@ -42,8 +42,8 @@ class Budgets:
         return CapacityError(
             f"this model needs at least {least} bytes ({gib(least)}) of {name} memory as it is set up, and "
             f"the budget is {budget} ({gib(budget)}): {gib(fixed)} for embedding, head, activations, keys "
-            f"and values and recurrent states, the rest for layers and staging. Raise --{name}-memory, or "
-            "lower --kv-tokens, --max-num-batched-tokens or --max-num-seqs"
+            "and values, recurrent states and adapters, the rest for layers and staging. Raise "
+            f"--{name}-memory, or lower --kv-tokens, --max-num-batched-tokens or --max-num-seqs"
         )
 
     def host_refusal(self, embedding: int, staging: int) -> CapacityError:

@@ -85,6 +85,8 @@ class MemoryPlan:
     #: How many states these are, and how many of their sequences run at a time.
     num_state_slots: int = 0
     num_state_sequences: int = 0
+    #: Adapters (LoRA), on the host.
+    adapter_bytes: int = 0
 
     @property
     def tiers(self) -> tuple[TierPlan, ...]:
@@ -141,7 +143,7 @@ class MemoryPlan:
 
     @property
     def host_used_bytes(self) -> int:
-        used = self.embedding_bytes + self.layer_bytes("host")
+        used = self.embedding_bytes + self.layer_bytes("host") + self.adapter_bytes
         if self.has_gpu:
             used += self.num_host_expert_slots * self.expert_slot_bytes
             return used + self.num_host_slots * self.staging_slot_bytes

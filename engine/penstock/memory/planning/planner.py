@@ -27,6 +27,8 @@ from penstock.spec import ModelFootprint
 NUM_STAGING_SLOTS = 2
 #: What kernels on a GPU hold beside activations: sums of INT8 products, partial results of attention.
 GPU_SCRATCH_BYTES = (32 + 16) << 20
+#: The inner numbers of 256 rows, where adapters of the largest rank change three modules of a matrix.
+ADAPTER_SCRATCH_BYTES = 256 * 3 * 256 * 4
 #: Tokens that an encoder's MLP computes at a time.
 ENCODER_ROWS = 512
 #: Tokens that a sequence is given room for when nobody says how many.
@@ -54,6 +56,8 @@ def plan_memory(
     budget of a device that is not there."""
     if config.device_memory_bytes is not None and not hardware.lane.has_own_memory:
         raise ConfigError("there is no GPU here whose memory --device-memory could limit")
+    if config.adapter_bytes and hardware.lane.has_own_memory:
+        raise ConfigError("adapters (--lora) are computed on the processor only: pass --device cpu")
     is_measured = activation_bytes is not None
     if activation_bytes is None:
         activation_bytes = int(workspace_factor * estimate_activations(footprint, config))
@@ -229,8 +233,10 @@ class _Planner:
         longest = context(footprint, config)
         self.workspace += sum(rope.table_bytes(longest) for rope in footprint.ropes)
         self.workspace += GPU_SCRATCH_BYTES if self.has_gpu else 0
+        self.adapter_bytes = round_up(config.adapter_bytes or 0)
+        self.workspace += ADAPTER_SCRATCH_BYTES if self.adapter_bytes else 0
         #: What lies beside layers, keys and values in the memory in which layers are computed.
-        self.fixed = self.head_bytes + self.workspace
+        self.fixed = self.head_bytes + self.workspace + self.adapter_bytes
         self.fixed += CUDA_CONTEXT_BYTES if self.has_gpu else self.embedding_bytes
         self.states = StateSlots.of(footprint, config, self.budgets.computing)
         self.fixed += self.states.num_bytes
@@ -274,6 +280,7 @@ class _Planner:
             state_bytes=self.states.num_bytes,
             num_state_slots=self.states.num_slots,
             num_state_sequences=self.states.num_sequences,
+            adapter_bytes=self.adapter_bytes,
         )
 
     def _search(self) -> tuple[int, TierPlan]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
@@ -141,8 +140,10 @@ class BART(EncoderDecoder):
 def _mix(family: BART, weights: LayerWeights, hidden: Tensor) -> Tensor:
     """Changes `hidden`, which is the result of a norm and nobody else's. An encoder gets its whole input at
     once, and inner vectors are several times as wide as others."""
-    for rows in torch.split(hidden, ENCODER_ROWS):
-        rows += mlp(family, weights, rows, family.spec.activation)
+    for first in range(0, len(hidden), ENCODER_ROWS):
+        rows = hidden[first : first + ENCODER_ROWS]
+        some = weights.for_rows(first, first + len(rows))
+        rows += mlp(family, some, rows, family.spec.activation)
     return layer_norm(family, "post_norm", weights, hidden)
 
 

@@ -78,9 +78,11 @@ class T5(T5Architecture, EncoderDecoder):
         """Changes `hidden`, and returns it."""
         x = self.kernels.rms_norm(hidden, weights.vector("post_norm"), self.spec.norm_eps)
         compute: Callable[..., Tensor] = gated_mlp if self.spec.is_gated else mlp
-        for rows, result in zip(torch.split(x, ENCODER_ROWS), torch.split(hidden, ENCODER_ROWS), strict=True):
+        for first in range(0, len(x), ENCODER_ROWS):
             # An encoder gets its whole input at once, and inner vectors are several times as wide as others.
-            result += compute(self, weights, rows, self.spec.activation)
+            rows = x[first : first + ENCODER_ROWS]
+            some = weights.for_rows(first, first + len(rows))
+            hidden[first : first + len(rows)] += compute(self, some, rows, self.spec.activation)
         return hidden
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ GGUF_PROJECTOR = "mmproj"
 def find_gguf(folder: Path) -> Path | None:
     """The GGUF file of a folder that has no safetensors; the first part, if the model is in parts. Raises
     CheckpointNotFound where there are several models."""
-    found = [path for path in sorted(folder.glob("*.gguf")) if not _is_idle(path)]
+    found = gguf_models(folder)
     if not found or any(folder.glob("*.safetensors")):
         return None
     if len(found) > 1:
@@ -49,6 +49,11 @@ def find_gguf(folder: Path) -> Path | None:
             f"{folder} holds {len(found)} models as GGUF files. Give the path of one file: {names}"
         )
     return found[0]
+
+
+def gguf_models(folder: Path) -> list[Path]:
+    """The GGUF files of a folder that are models; the first part of each that is in parts."""
+    return [path for path in sorted(folder.glob("*.gguf")) if not _is_idle(path)]
 
 
 def _is_idle(path: Path) -> bool:

@@ -113,7 +113,7 @@ def text_tensors(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with the text part's tensors, under the names that the text model alone gives them.
     Tensors with unknown names stay."""
     kept = [entry for name, entry in checkpoint.entries.items() if not _VISION.match(name)]
-    renamed = [replace(entry, name=_text_name(entry.name)) for entry in kept]
+    renamed = [replace(entry, name=text_name(entry.name)) for entry in kept]
     return Checkpoint(
         checkpoint.folder,
         checkpoint.config,
@@ -131,7 +131,8 @@ def _text_type(config: dict[str, Any]) -> str:
     return str(config["text_config"].get("model_type") or _MULTIMODAL[known[0]]) if known else ""
 
 
-def _text_name(name: str) -> str:
+def text_name(name: str) -> str:
+    """The name that the text model alone gives a tensor or module of a multimodal model."""
     for beginning, instead in _RENAMED:
         if name.startswith(beginning):
             return instead + name.removeprefix(beginning)

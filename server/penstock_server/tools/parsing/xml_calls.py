@@ -77,7 +77,6 @@ MINIMAX_M2 = XmlFormat(
     value_end=re.compile(r"</parameter>|(?=<parameter name=|</invoke>)"),
     wrapper_end="</minimax:tool_call>",
     next_call=re.compile(r"""\s*<invoke name=(["']?)(?P<name>[^"'<>]{1,200})\1\s*>"""),
-    has_value_lines=True,
 )
 
 

@@ -1,0 +1,41 @@
+"""NativeLowRank: the shares of all adapters of a step in one call of cpu.c."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.adapters.low_rank import Share
+
+#: Rows whose inner numbers are in memory at a time (LOW_RANK_ROWS of cpu/low_rank.h).
+MOST_ROWS = 256
+
+
+class NativeLowRank:
+    """cpu/low_rank.h, called through ctypes."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def add(self, x: Tensor, y: Tensor, rows: Tensor, shares: Sequence[Share]) -> None:
+        numbers: list[int] = []
+        parts: list[int] = []
+        for index, (share, first, end) in enumerate(shares):
+            numbers += (*share.native, first, end)
+            for part in share.native_parts:
+                parts += (index, *part)
+        num_rows, widest = len(rows), max(share.native[2] for share, _, _ in shares)
+        inner = torch.empty(min(num_rows, MOST_ROWS), widest)
+        self._library.penstock_add_low_rank(
+            x.data_ptr(), x.stride(0), x.shape[1], rows.data_ptr(), num_rows,
+            _in_memory(numbers), len(shares), _in_memory(parts), len(parts) // 6,
+            y.data_ptr(), y.stride(0), inner.data_ptr(), widest,
+        )  # fmt: skip
+
+
+def _in_memory(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(numbers))(*numbers)

@@ -1,0 +1,123 @@
+"""What models take and are, as their files say before they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from penstock import EngineConfig
+from penstock.errors import CapacityError
+from penstock.kernels import expected_traits
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.planning.budgets import Budgets
+from penstock.memory.planning.plan import MemoryPlan
+from penstock.memory.planning.planner import USUAL_TOKENS, plan_memory
+from penstock.model.registry import open_model
+from penstock.model.shapes import footprint
+from penstock.spec import ModelFootprint, ModelSpec
+from penstock_server.facade.loading import find_folder
+from penstock_server.facade.machine import profile
+from penstock_server.settings.settings import Settings
+
+#: Memory that no model needs.
+_ENDLESS = 1 << 60
+#: Sequences of the usual length whose keys and values have room beside a model that shares the memory.
+_NUM_SEQS = 8
+
+
+@dataclass(frozen=True)
+class ModelNeeds:
+    """The facts about a model that is not loaded."""
+
+    #: Host memory with which no layer is streamed, and keys and values have some room.
+    resident_bytes: int
+    #: Bytes of the layers, the embedding and the head.
+    weight_bytes: int
+    architecture: str = ""
+    hidden_size: int = 0
+    vocab_size: int = 0
+    #: Tokens of the model's own context.
+    max_position_embeddings: int = 0
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The models of a server, and the memory that they share."""
+
+    budget_bytes: int
+    #: In the order of the models.
+    needs: tuple[ModelNeeds, ...]
+
+
+def survey(each: Sequence[Settings], pinned: Collection[int]) -> Survey:
+    """Looks at the files of all models; nothing is loaded, and what is not here yet is fetched.
+
+    each: the settings of each model. pinned: the places of those that always stay loaded. Raises
+    PenstockError, and CapacityError for a model that could not be loaded beside the pinned ones."""
+    hardware = profile(each[0], None, measures_disk=False)
+    budget = Budgets(hardware, each[0].engine_config()).host
+    sizes = [_size(settings) for settings in each]
+    needs = tuple(
+        _needs(spec, size, hardware, settings.engine_config(), budget)
+        for (spec, size), settings in zip(sizes, each, strict=True)
+    )
+    for index, ((_, size), settings) in enumerate(zip(sizes, each, strict=True)):
+        left = budget - sum(needs[other].resident_bytes for other in pinned if other != index)
+        _check(settings, size, hardware, left)
+    return Survey(budget, needs)
+
+
+def _size(settings: Settings) -> tuple[ModelSpec, ModelFootprint]:
+    opened = open_model(
+        find_folder(settings),
+        settings.ignore_unexpected_tensors,
+        settings.group_size,
+        settings.allow_pickle,
+        settings.weights,
+        model_impl=settings.model_impl,
+    )
+    opened.store.close()
+    spec = opened.spec
+    return spec, footprint(spec, opened.store.tensors, spec.kv_layout(settings.kv_dtype))
+
+
+def _needs(
+    spec: ModelSpec, size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig, budget: int
+) -> ModelNeeds:
+    """On a GPU, a model takes the whole room: its layers are spread over both memories."""
+    plan = _plan(size, hardware, _roomy(config))
+    experts = size.experts.count * size.experts.num_bytes
+    return ModelNeeds(
+        budget if plan.has_gpu else plan.host_used_bytes,
+        sum(size.layer_bytes) + experts + size.embedding_bytes + size.head_bytes,
+        spec.architecture,
+        spec.hidden_size,
+        spec.vocab_size,
+        spec.max_position_embeddings,
+    )
+
+
+def _roomy(config: EngineConfig) -> EngineConfig:
+    """The config with memory for everything, and keys and values as the config has them, or else for some
+    sequences of the usual length: the planner would like to have many."""
+    config = replace(config, host_memory_bytes=_ENDLESS)
+    if config.num_kv_tokens is None and config.kv_cache_bytes is None:
+        num_tokens = max(config.max_model_len or 0, _NUM_SEQS * USUAL_TOKENS)
+        config = replace(config, num_kv_tokens=num_tokens, kv_cache_share=None)
+    return config
+
+
+def _check(settings: Settings, size: ModelFootprint, hardware: HardwareProfile, left: int) -> None:
+    try:
+        if left <= 0:
+            raise CapacityError("the pinned models take all of the memory")
+        _plan(size, hardware, replace(settings.engine_config(), host_memory_bytes=left))
+    except CapacityError as error:
+        name = settings.model_names[0]
+        raise CapacityError(f"{name} can't be loaded beside the pinned models: {error}") from error
+
+
+def _plan(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> MemoryPlan:
+    device = hardware.device
+    traits = expected_traits(config, None if device is None else device.compute_capability)
+    return plan_memory(size, hardware, config, workspace_factor=traits.workspace_factor)

@@ -1,0 +1,58 @@
+"""From the settings of a server to those of each of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.errors import ConfigError
+from penstock_server.facade.model_folders import models_in
+from penstock_server.settings.settings import Settings
+
+#: Settings that say something of one model.
+_OF_ONE = (
+    "served_model_name",
+    "soft_prompt",
+    "draft_model",
+    "speculative_config",
+    "convert_to",
+    "revision",
+    "lora",
+)
+
+
+def each_model(settings: Settings) -> tuple[Settings, ...]:
+    """Settings with one model each; a folder of models gives one for each of them. Raises ConfigError, also
+    for two models of one name."""
+    if settings.model and settings.models:
+        raise ConfigError("--models is in place of MODEL: leave one of the two out")
+    given = settings.models or (settings.model,)
+    found = [each for model in given for each in _models(replace(settings, model=model, models=()))]
+    if not found:
+        raise ConfigError(f"{settings.model} has no models in it")
+    if len(found) > 1:
+        _check(settings, [each.model_names[0] for each in found])
+    elif settings.pin:
+        raise ConfigError("--pin is for one of several models; a single one stays loaded by --keep-alive -1")
+    return tuple(found)
+
+
+def _models(settings: Settings) -> Iterator[Settings]:
+    inside = models_in(Path(settings.model).expanduser())
+    if not inside:
+        yield settings
+    for name, path in inside.items():
+        yield replace(settings, model=str(path), served_model_name=(name,))
+
+
+def _check(settings: Settings, names: list[str]) -> None:
+    for setting in _OF_ONE:
+        if getattr(settings, setting):
+            flag = "--" + setting.replace("_", "-")
+            raise ConfigError(f"{flag} is about one model, and these are {len(names)}: leave it out")
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two of the models have the name {name!r}: rename one of their folders")
+    if unknown := set(settings.pin) - set(names):
+        raise ConfigError(f"--pin {min(unknown)}: there is no such model; these are {', '.join(names)}")
