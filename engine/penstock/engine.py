@@ -205,9 +205,10 @@ class Engine:
                     config, hardware = head.leave(config, hardware)
             loaded = load_model(model, config, offline, revision, tokenizer, hardware, cache_folder)
             undo.callback(loaded.model.close)
-            if draft_model is not None and loaded.model.pooling is not None:
+            if loaded.model.pooling is not None and (head is not None or draft_model is not None):
                 raise ConfigError(
-                    "a model that makes vectors or scores guesses no tokens: leave draft_model out"
+                    "a model that makes vectors or scores guesses no tokens: leave draft_model out, or "
+                    "set speculation to off"
                 )
             if head is not None:
                 draft_model = head.begin(loaded.model)

@@ -15,6 +15,7 @@ import transformers
 from tiny_models import GPT2, SMALL, VOCAB_SIZE
 from torch import Tensor
 
+from embedding_models import save_tokenizer
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError, ContextOverflow, InvalidParameter, UnsupportedModel
@@ -249,10 +250,13 @@ def test_each_model_does_what_it_is_for(tmp_path: Path) -> None:
 
 def test_what_has_no_place_beside_vectors(tmp_path: Path) -> None:
     build("Qwen3ForCausalLM", QWEN, tmp_path)
+    save_tokenizer(tmp_path)  # the draft model reads it
     with pytest.raises(ConfigError, match="leave draft_model out"):
         load(tmp_path, runner="pooling", draft_model=str(tmp_path))
     with pytest.raises(UnsupportedModel, match="leave --model-impl transformers out"):
         load(tmp_path, runner="pooling", model_impl="transformers")
+    with pytest.raises(ConfigError, match="leave --kv-disk out"):
+        load(tmp_path, pooling="mean", kv_disk=str(tmp_path / "kv"))
 
 
 def test_long_texts(tmp_path: Path) -> None:

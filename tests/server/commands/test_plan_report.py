@@ -14,6 +14,7 @@ from penstock import kernels
 from penstock.config import EngineConfig, KernelTuning
 from penstock.errors import CapacityError
 from penstock.memory.hardware import DiskProfile, HardwareProfile, KernelProfile
+from penstock.weights.checkpoints.hub import CONFIG_PATTERNS
 from penstock_server import cli
 from penstock_server.facade import machine
 from penstock_server.facade.figures import duration, rate
@@ -188,7 +189,7 @@ def test_a_repository_is_planned_from_its_config_alone(
     """Nobody wants to download 20 GB in order to hear that they don't fit."""
 
     def snapshot_download(repository: str, **options: Any) -> str:
-        assert (repository, options["allow_patterns"]) == ("owner/name", ["config.json"])
+        assert (repository, options["allow_patterns"]) == ("owner/name", CONFIG_PATTERNS)
         return str(tiny_llama)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)

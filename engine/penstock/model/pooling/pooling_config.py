@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.config import EngineConfig
+from penstock.errors import ConfigError
 from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.spec import ModelSpec
 
@@ -12,9 +13,14 @@ from penstock.spec import ModelSpec
 def pooling_config(config: EngineConfig, spec: ModelSpec, pooling: PoolingSpec) -> EngineConfig:
     """The settings without guesses of tokens, in which a step has room for the longest text where every token
     sees the whole text; keys and values are needed for one step alone then. Blocks that other texts computed
-    serve only where nothing but the last token's row is wanted."""
+    serve only where nothing but the last token's row is wanted. Raises ConfigError."""
     is_whole, config = spec.sees_prompt_both_ways, replace(config, speculation="off")
     if is_whole or pooling.kind != "last":
+        if config.kv_disk is not None:
+            raise ConfigError(
+                "this model computes each text as a whole, so that kept keys and values serve no other text: "
+                "leave --kv-disk out"
+            )
         config = replace(config, enable_prefix_caching=False)
     if not is_whole:
         return config
