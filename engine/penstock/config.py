@@ -21,6 +21,7 @@ ModelImpl = Literal["auto", "penstock", "transformers"]
 SpeculationMode = Literal["auto", "off"]
 Runner = Literal["auto", "generate", "pooling"]
 PoolingChoice = Literal["auto", "cls", "last", "mean"]
+MTPMode = Literal["auto", "on", "off"]
 
 
 #: The values that parameters of a KernelTuning may have.
@@ -127,6 +128,10 @@ class EngineConfig:
     step_time_target_s: float | None = None
     #: Keep computed keys and values, while there is room, for later prompts that begin with the same tokens.
     enable_prefix_caching: bool = True
+    #: A folder for keys and values that outlive the engine's memory, and the engine. None: nothing is kept.
+    kv_disk: str | None = None
+    #: The most bytes of keys and values there, of all models together. None: 16 GiB.
+    kv_disk_bytes: int | None = None
     #: Layers that stay in memory; the others are read in each sweep. None: as many as fit.
     num_resident_layers: int | None = None
     #: Threads for arithmetic. None: the physical cores this process may use.
@@ -156,6 +161,11 @@ class EngineConfig:
     #: A small model (a folder, a .gguf file or a hub repository) that guesses, too. It stays in the host's
     #: memory, within the budget, and has the same vocabulary.
     draft_model: str | None = None
+    #: A head of multi-token prediction that came with the model guesses, too: where it can and there is no
+    #: draft model ("auto"), "on" (refused where it can't), or "off". It takes memory within the budget.
+    mtp: MTPMode = "auto"
+    #: The upper planes of the model's own weights guess (weights "planes"), where they all stay in memory.
+    draft_with_planes: bool = False
     #: Most guesses of one sequence in a step.
     max_guesses: int = 32
     #: A text is looked up where it has stood before: where at least so many tokens at its end are the same.
@@ -191,6 +201,7 @@ class EngineConfig:
             ("speculation", SpeculationMode),
             ("runner", Runner),
             ("pooling", PoolingChoice),
+            ("mtp", MTPMode),
         ):
             if getattr(self, name) not in get_args(choices):
                 raise ConfigError(
@@ -207,6 +218,16 @@ class EngineConfig:
             raise ConfigError(
                 f"kernel_tuning is for native kernels, and the kernels are {self.kernels!r}; leave one out"
             )
+        if self.mtp == "on" and (self.draft_model is not None or self.speculation == "off"):
+            other = "speculation is off" if self.draft_model is None else "a draft model guesses"
+            raise ConfigError(f"mtp is 'on', and {other}; leave one of the two out")
+        if self.draft_with_planes and (
+            self.mtp == "on" or self.draft_model is not None or self.speculation == "off"
+        ):
+            raise ConfigError(
+                "draft_with_planes has the model's upper planes guess; leave out a draft model, mtp 'on' and "
+                "speculation 'off'"
+            )
         sizes = (self.kv_cache_bytes, self.num_kv_tokens, self.kv_cache_share)
         if sum(size is not None for size in sizes) > 1:
             raise ConfigError(
@@ -214,6 +235,10 @@ class EngineConfig:
             )
         if self.kv_cache_share is not None and not 0 < self.kv_cache_share < 1:
             raise ConfigError(f"kv_cache_share is {self.kv_cache_share}; it must be between 0 and 1")
+        if self.kv_disk_bytes is not None and self.kv_disk is None:
+            raise ConfigError("kv_disk_bytes says how much a folder may hold: name the folder (kv_disk)")
+        if self.kv_disk is not None and not self.enable_prefix_caching:
+            raise ConfigError("kv_disk keeps what the prefix cache finds: enable_prefix_caching must be on")
         if self.group_size not in (None, *GROUP_SIZES):
             raise ConfigError(f"group_size is {self.group_size}; choose one of {GROUP_SIZES}, or none")
         # The native attention kernel works on 16 keys at a time.
@@ -223,6 +248,7 @@ class EngineConfig:
             ("host_memory_bytes", 1),
             ("device_memory_bytes", 1),
             ("kv_cache_bytes", 1),
+            ("kv_disk_bytes", 1),
             ("num_kv_tokens", 1),
             ("state_bytes", 1),
             ("max_model_len", 2),

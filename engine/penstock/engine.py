@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
-from penstock.draft_model import DraftModel, check_spec
+from penstock.drafters.draft_model import DraftModel, check_spec
+from penstock.drafters.mtp_drafter import MTPDrafter
+from penstock.drafters.mtp_plan import PlannedMTP
+from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
 from penstock.errors import CheckpointError, UnsupportedModel
+from penstock.generation.drafting.asking import Guesser
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.executor import Cancelled
@@ -33,8 +37,10 @@ from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import FinishReason
 from penstock.generation.step_meter import StepMeter
+from penstock.kv_disk.opening import open_kv_disk
 from penstock.loader import Model, load_model
 from penstock.memory.hardware import HardwareProfile
+from penstock.memory.kv_disk.kv_store import KVStore
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.text.prompt_forms import PromptForms
@@ -86,13 +92,14 @@ class Engine:
         config: ResolvedConfig,
         predict: Predict,
         drafter: Drafter | None = None,
-        draft_model: DraftModel | None = None,
+        draft_model: DraftModel | MTPDrafter | None = None,
+        kv_disk: KVStore | None = None,
     ) -> None:
         """Engine.load() makes the parts from a model's name. `predict` says how long a step of (num_tokens,
         num_sampled) should take by what was measured of the hardware."""
         self.model = model
-        #: A small model that guesses for this one, if there is one.
-        self.draft_model = draft_model
+        #: What guesses for this model: a small model, the head that came with it, or its own upper planes.
+        self.draft_model: DraftModel | MTPDrafter | PlanesDrafter | None = draft_model
         self.plan = plan
         self.config = config
         self.spec, self.tokenizer = model.spec, model.tokenizer
@@ -125,18 +132,37 @@ class Engine:
         self.forms = PromptForms(model.tokenizer, model.spec.has_encoder)
         self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs)
         self.metrics = self.meter.metrics
-        states = StatePool(plan.num_state_slots, plan.num_state_sequences)
+        #: Keeps blocks of keys and values on disk, if the config asks for that.
+        self.kv_disk = kv_disk
+        blocks = self._block_manager(kv_disk)
+        if config.draft_with_planes:
+            check_planes(model, plan)
+            self.draft_model = PlanesDrafter(model, blocks, config.max_num_seqs, predict)
         self.scheduler = Scheduler(
-            BlockManager(plan.num_kv_blocks, config.block_size, config.enable_prefix_caching, states),
+            blocks,
             config.max_num_seqs,
             config.max_num_batched_tokens,
             config.step_time_target_s or 0.0,
             self.meter.predict_s,
             model.spec.rope,
-            NO_DRAFTS if model.pooling else drafter or _drafter(config, self.meter, draft_model),
+            NO_DRAFTS if model.pooling else drafter or _drafter(config, self.meter, self.draft_model),
         )
+        if kv_disk is not None:
+            self.metrics.kv_disk = kv_disk.stats
+            kv_disk.is_idle = lambda: not self.has_work
         frame = PromptFrame.of(model.spec, model.pooling)
         self.requests = RequestTable(self.scheduler, self.tokenizer, self.grammars, self.max_model_len, frame)
+
+    def _block_manager(self, kv_disk: KVStore | None) -> BlockManager:
+        plan, config = self.plan, self.config
+        return BlockManager(
+            plan.num_kv_blocks,
+            config.block_size,
+            config.enable_prefix_caching,
+            StatePool(plan.num_state_slots, plan.num_state_sequences),
+            kv_disk,
+            lambda num_tokens: self.meter.prompt_s(num_tokens, config.max_num_batched_tokens),
+        )
 
     @classmethod
     def load(
@@ -157,7 +183,8 @@ class Engine:
 
         report_progress(loaded, total) is called after each layer that stays in memory; it may raise to end
         the loading. load() returns when all these layers are in memory. If not `is_patient`, it returns at
-        once, and the first step computes each layer as it arrives. `tokenizer` replaces the folder's own.
+        once, and the first step computes each layer as it arrives. `tokenizer` replaces the folder's own; a
+        draft model keeps its own, with which it is compared.
         `hardware` holds measured rates; without it only the free memory is looked up. `cache_folder` keeps
         kernels that are compiled for a GPU. `drafter` guesses tokens ahead, in place of what
         config.speculation says: guesses change how many steps an answer takes, and nothing else. Raises kinds
@@ -165,17 +192,32 @@ class Engine:
         """
         config = config or EngineConfig()
         with contextlib.ExitStack() as undo:
-            draft_model = None
+            draft_model: DraftModel | MTPDrafter | None = None
+            head = None
             if config.draft_model is not None and config.speculation != "off":
-                draft_model = DraftModel.load(config.draft_model, config, offline, hardware, tokenizer)
+                draft_model = DraftModel.load(config.draft_model, config, offline, hardware)
                 undo.callback(draft_model.close)
                 config, hardware = draft_model.leave(config, hardware)
+            elif config.mtp != "off" and config.speculation != "off" and not config.draft_with_planes:
+                head = PlannedMTP.find(model, config, offline, revision, hardware)
+                if head is not None:
+                    undo.callback(head.close)
+                    config, hardware = head.leave(config, hardware)
             loaded = load_model(model, config, offline, revision, tokenizer, hardware, cache_folder)
             undo.callback(loaded.model.close)
-            if draft_model is not None:
+            if head is not None:
+                draft_model = head.begin(loaded.model)
+                undo.callback(draft_model.close)
+            elif isinstance(draft_model, DraftModel):
                 check_spec(loaded.model.spec, "have a draft model")
                 draft_model.share_vocabulary(loaded.model.tokenizer, loaded.model.spec.vocab_size)
-            engine = cls(loaded.model, loaded.plan, loaded.config, loaded.predict, drafter, draft_model)
+            disk = None if hardware is None else hardware.disk
+            kv_disk = open_kv_disk(loaded.model, loaded.plan, loaded.config, disk)
+            if kv_disk is not None:
+                undo.callback(kv_disk.close)
+            engine = cls(
+                loaded.model, loaded.plan, loaded.config, loaded.predict, drafter, draft_model, kv_disk
+            )
             for name, adapter in config.adapters:
                 engine.adapters.load(name, adapter)
             undo.pop_all()
@@ -189,8 +231,11 @@ class Engine:
 
     def close(self) -> None:
         """Stop reading, close the files, and free a GPU's memory. Nothing can be computed afterwards. The
-        host's memory is freed when the engine object is gone."""
+        host's memory is freed when the engine object is gone. Keys and values that shall be kept on disk are
+        written before, which takes seconds at most."""
         self.grammars.close()
+        if self.kv_disk is not None:
+            self.kv_disk.close()
         self.model.close()
         if self.draft_model is not None:
             self.draft_model.close()
@@ -237,7 +282,8 @@ class Engine:
         return expired
 
     def step(self, aborted: Set[str] = frozenset()) -> list[RequestOutput]:
-        """Compute one sweep. Returns [] if nothing is pending.
+        """Compute one sweep. Returns [] if nothing is pending, and, after a moment, if all that is pending
+        waits for keys and values from disk.
 
         `aborted` may grow while the sweep runs (another thread adds request ids): once all requests of the
         step are in it, the sweep ends between two layers and nothing is delivered. A request that can't
@@ -247,10 +293,16 @@ class Engine:
         self.meter.begin()
         batch = self.scheduler.schedule()
         if not batch:
+            if self.kv_disk is not None and self.has_work:
+                self.kv_disk.wait()
             return []
         try:
             inputs = ModelInputs.of(batch, self.config.block_size)
-            logits = self.executor.forward(inputs, self.requests.start(batch, aborted))
+            is_cancelled, head = self.requests.start(batch, aborted), self.draft_model
+            if isinstance(head, MTPDrafter):
+                logits = self.executor.forward(inputs, is_cancelled, head.listen(batch))
+            else:
+                logits = self.executor.forward(inputs, is_cancelled)
             chosen = self.sampler.sample(logits, batch)
         except Cancelled:
             self.scheduler.rollback(batch)
@@ -304,6 +356,6 @@ class Engine:
         return list(completions.values())
 
 
-def _drafter(config: EngineConfig, meter: StepMeter, draft_model: DraftModel | None) -> Drafter:
+def _drafter(config: EngineConfig, meter: StepMeter, draft_model: Guesser | None) -> Drafter:
     """Guesses pay only where the time of a step is known before."""
     return NO_DRAFTS if config.speculation == "off" else Speculation(meter.known_s, draft_model, config)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -16,7 +17,7 @@ from penstock.config import EngineConfig, ResolvedConfig
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.executor import Executor
 from penstock.generation.warm_up import ZeroProducts, largest_step, measure_activations
-from penstock.kernels import Kernels, choose_kernels
+from penstock.kernels import Kernels, Matrix, choose_kernels
 from penstock.memory import kept_uses
 from penstock.memory.direct_io import DirectReader
 from penstock.memory.hardware import (
@@ -25,7 +26,9 @@ from penstock.memory.hardware import (
     num_physical_cores,
 )
 from penstock.memory.kv_cache import KVCache
+from penstock.memory.kv_disk.kv_store import NUM_BUFFERS
 from penstock.memory.lane import Lane, find_lane
+from penstock.memory.pages import round_up
 from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
 from penstock.memory.planning.planner import USUAL_TOKENS, context, plan_memory
@@ -45,7 +48,7 @@ from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.layer_weights import with_head
 from penstock.weights.store import WeightStore
 from penstock.weights.streamer import LayerStreamer
-from penstock.weights.tensors import ModelTensors
+from penstock.weights.tensors import ModelTensors, UnitLayout, beside_shared
 from penstock.weights.tiers.readers import StoreReader
 from penstock.weights.tiers.use_counts import UseCounts
 
@@ -133,6 +136,59 @@ def load_model(
         raise
 
 
+class SharedEnds(NamedTuple):
+    """Matrices of a model in memory that a second model has, too."""
+
+    embedding: Matrix
+    head: Matrix
+
+
+class PlannedModel(NamedTuple):
+    """A model whose files are open, and for which nothing is allocated yet."""
+
+    opened: OpenModel
+    kernels: Kernels
+    #: "auto" is decided for kernels, device and threads.
+    config: EngineConfig
+    kv_layout: KVLayout
+    lane: Lane
+    hardware: HardwareProfile
+    size: ModelFootprint
+    plan: MemoryPlan
+
+
+def plan_model(
+    opened: OpenModel,
+    config: EngineConfig,
+    lane: Lane,
+    hardware: HardwareProfile | None = None,
+    cache_folder: Path | None = None,
+    kernels: Kernels | None = None,
+    kv_layout: KVLayout | None = None,
+    shares_ends: bool = False,
+) -> PlannedModel:
+    """Plan the memory. `kernels` and `kv_layout` replace those that the config asks for. `shares_ends`: the
+    matrices of embedding and head will be another model's. Raises ConfigError and CapacityError."""
+    if config.kernels in ("auto", "native") and lane.choice == "cpu" and hardware and hardware.kernels:
+        config = replace(config, kernel_tuning=config.kernel_tuning or hardware.kernels.tuning)
+    kernels, config = _kernels(config, lane, cache_folder, kernels)
+    if opened.pooling is not None:
+        config = pooling_config(config, opened.spec, opened.pooling)
+    kv_layout = kv_layout or opened.spec.kv_layout(config.kv_dtype)
+    tensors = opened.store.tensors
+    _require(kernels, opened.spec, tensors, kv_layout)
+    hardware = lane.describe(hardware or capacities())
+    config, hardware = _beside_disk(config, hardware, opened.spec, kv_layout)
+    size = kept_uses.learned(footprint(opened.spec, tensors, kv_layout), _kept_uses(opened, cache_folder)[1])
+    if shares_ends:
+        embedding, head = (UnitLayout.of(beside_shared(end)) for end in (tensors.embedding, tensors.head))
+        size = replace(size, embedding_bytes=embedding.num_bytes, head_bytes=head.num_bytes)
+    longest = context(size, config)
+    activation_bytes = _measure_activations(opened, kernels, config, kv_layout, longest, lane)
+    plan = plan_memory(size, hardware, config, activation_bytes)
+    return PlannedModel(opened, kernels, config, kv_layout, lane, hardware, size, plan)
+
+
 def assemble(
     opened: OpenModel,
     tokenizer: Tokenizer,
@@ -144,26 +200,28 @@ def assemble(
     kernels: Kernels | None = None,
     kv_layout: KVLayout | None = None,
 ) -> LoadedModel:
-    """Plan the memory for a model whose files are open, allocate the memory and begin to read. `kernels` and
-    `kv_layout` replace those that the config asks for. If assemble() raises, the lane is closed; the store
-    stays open."""
+    """Plan the memory for a model whose files are open, as plan_model() does, allocate the memory and begin
+    to read. If assemble() raises, the lane is closed; the store stays open."""
     with contextlib.ExitStack() as undo:
         undo.callback(lane.close)
-        if config.kernels in ("auto", "native") and lane.choice == "cpu" and hardware and hardware.kernels:
-            config = replace(config, kernel_tuning=config.kernel_tuning or hardware.kernels.tuning)
-        kernels, config = _kernels(config, lane, cache_folder, kernels)
-        if opened.pooling is not None:
-            config = pooling_config(config, opened.spec, opened.pooling)
-        kv_layout = kv_layout or opened.spec.kv_layout(config.kv_dtype)
-        tensors = opened.store.tensors
-        _require(kernels, opened.spec, tensors, kv_layout)
-        hardware = lane.describe(hardware or capacities())
+        planned = plan_model(opened, config, lane, hardware, cache_folder, kernels, kv_layout)
+        undo.pop_all()
+    return begin_reading(planned, tokenizer, cache_folder, default_sampling)
+
+
+def begin_reading(
+    planned: PlannedModel,
+    tokenizer: Tokenizer,
+    cache_folder: Path | None = None,
+    default_sampling: dict[str, object] | None = None,
+    shared: SharedEnds | None = None,
+) -> LoadedModel:
+    """Allocate the memory as it is planned, and begin to read. `shared`: the matrices of a model that
+    plan_model() was told of. If begin_reading() raises, the lane is closed; the store stays open."""
+    opened, kernels, config, kv_layout, lane, hardware, size, plan = planned
+    with contextlib.ExitStack() as undo:
+        undo.callback(lane.close)
         uses_file, uses = _kept_uses(opened, cache_folder)
-        size = kept_uses.learned(footprint(opened.spec, tensors, kv_layout), uses)
-        activation_bytes = _measure_activations(
-            opened, kernels, config, kv_layout, context(size, config), lane
-        )
-        plan = plan_memory(size, hardware, config, activation_bytes)
         max_model_len = _max_model_len(opened.spec, config, plan)
         if plan.num_state_sequences:
             config = replace(config, max_num_seqs=min(config.max_num_seqs, plan.num_state_sequences))
@@ -181,11 +239,14 @@ def assemble(
             lane,
             UseCounts(size.experts.count_per_token, uses),
             undo,
+            shared,
         )
         _compare(plan, reader, streamer, resolved)
         family = executor.family
         # Our own families promise the same bits in any company, and tests show it.
-        is_invariant = not isinstance(family, ThroughTransformers) or family.is_invariant(tensors, kv_layout)
+        is_invariant = not isinstance(family, ThroughTransformers) or family.is_invariant(
+            opened.store.tensors, kv_layout
+        )
         undo.pop_all()
     _tell_who_computes(opened.spec, is_invariant)
     is_context_cut = config.max_model_len is None and max_model_len < opened.spec.max_position_embeddings
@@ -202,6 +263,19 @@ def assemble(
         uses_file,
     )
     return LoadedModel(model, plan, resolved, _predict(plan, size, hardware, resolved))
+
+
+def _beside_disk(
+    config: EngineConfig, hardware: HardwareProfile, spec: ModelSpec, kv_layout: KVLayout
+) -> tuple[EngineConfig, HardwareProfile]:
+    """A config and a machine with the host memory that the threads leave which write and read keys and values
+    on disk."""
+    if config.kv_disk is None:
+        return config, hardware
+    num_bytes = NUM_BUFFERS * round_up(config.block_size * spec.kv_bytes_per_token(kv_layout))
+    if config.host_memory_bytes is not None:
+        return replace(config, host_memory_bytes=max(1, config.host_memory_bytes - num_bytes)), hardware
+    return config, replace(hardware, free_ram_bytes=max(0, hardware.free_ram_bytes - num_bytes))
 
 
 def _tell_who_computes(spec: ModelSpec, is_invariant: bool) -> None:
@@ -300,11 +374,13 @@ def _begin_reading(
     lane: Lane,
     uses: UseCounts[UnitKey],
     undo: contextlib.ExitStack,
+    shared: SharedEnds | None,
 ) -> tuple[Executor, LayerStreamer]:
     """Allocate memory and begin to read. When _begin_reading() returns, embedding and head are in memory and
     layers are on their way; all work of the processor is done while they arrive."""
     spec, tensors = opened.spec, opened.store.tensors
-    embedding_there, head_there = reader.begin(tensors.embedding), reader.begin(tensors.head)
+    ends = (tensors.embedding, tensors.head)
+    embedding_there, head_there = map(reader.begin, ends if shared is None else map(beside_shared, ends))
     lane.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
     streamer = LayerStreamer(tensors, reader, lane, plan.tiers, uses)
     undo.callback(streamer.close)
@@ -313,7 +389,11 @@ def _begin_reading(
     pool = MemoryPool("KV cache", plan.kv_bytes + plan.state_bytes, lane.allocate)
     kv_cache = KVCache(spec, plan.num_kv_blocks, config.block_size, kv_layout, pool, plan.num_state_slots)
     embedding = embedding_there()
-    head = with_head(tensors, head_there(), embedding).map(lane.upload)
+    if shared is not None:
+        embedding = embedding.joined("embedding", shared.embedding)
+        head = head_there().joined("head", shared.head)
+    else:
+        head = with_head(tensors, head_there(), embedding).map(lane.upload)
     return Executor(family, embedding, head, streamer, kv_cache, config.max_num_seqs), streamer
 
 

@@ -20,6 +20,39 @@ class Traffic:
     busy_s: float = 0.0
 
 
+@dataclass
+class KVDiskReads:
+    """What came from disk for sequences that waited, since the start."""
+
+    num_blocks: int = 0
+    #: Tokens that were not computed therefore.
+    num_tokens: int = 0
+    #: Seconds in which sequences waited, and those that computing would have taken longer; 0 where the rates
+    #: of the machine are unknown.
+    read_s: float = 0.0
+    saved_s: float = 0.0
+
+
+@dataclass
+class KVDiskStats:
+    """What became of keys and values on disk since the start. Each number has one thread that writes it."""
+
+    #: The most bytes of blocks, of all models in the folder together, and those of this model.
+    limit_bytes: int = 0
+    num_bytes: int = 0
+    num_blocks: int = 0
+    #: False: another process writes, and this one only reads.
+    is_writer: bool = False
+    written_blocks: int = 0
+    written_bytes: int = 0
+    #: Blocks that were taken for other tokens before they were written.
+    missed_blocks: int = 0
+    #: Blocks that the disk could not take, and those that were not as they had been written.
+    failed_writes: int = 0
+    corrupt_blocks: int = 0
+    reads: KVDiskReads = field(default_factory=KVDiskReads)
+
+
 @dataclass(frozen=True)
 class StepStats:
     """What one step did."""
@@ -86,6 +119,8 @@ class EngineMetrics:
     last_step: StepStats | None = None
     #: What went over each link, by the name of the link.
     links: dict[str, Traffic] = field(default_factory=dict)
+    #: None where keys and values are not kept on disk.
+    kv_disk: KVDiskStats | None = None
     #: Tokens of all steps together.
     step_tokens: int = 0
     #: A histogram: steps whose tokens are at most STEP_TOKENS[i] and more than STEP_TOKENS[i - 1]. The last

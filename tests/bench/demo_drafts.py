@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 
 from penstock.config import EngineConfig
-from penstock.draft_model import DraftModel
+from penstock.drafters.draft_model import DraftModel
 from penstock.engine import Engine
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation

@@ -20,7 +20,7 @@ from collections.abc import Sequence as List
 from pathlib import Path
 
 from penstock.config import EngineConfig
-from penstock.draft_model import DraftModel
+from penstock.drafters.draft_model import DraftModel
 from penstock.engine import Engine
 from penstock.generation.drafting.asking import Place
 from penstock.generation.drafting.drafter import NO_DRAFTS
@@ -84,6 +84,9 @@ class Forced:
         drawn = self.model.expand(places)
         self.drafting_s += time.perf_counter() - began
         return [self._said(place) for place, _ in zip(places, drawn, strict=True)]
+
+    def finish(self) -> None:
+        self.model.finish()
 
     def _said(self, place: Place) -> list[tuple[int, float]]:
         """Tokens that nobody chooses, and perhaps the right one among them."""

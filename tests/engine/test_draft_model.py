@@ -13,13 +13,14 @@ from test_engine import exact
 
 from conftest import save_byte_tokenizer, save_tiny_llama
 from penstock.config import EngineConfig
-from penstock.draft_model import DraftModel
+from penstock.drafters.draft_model import DraftModel
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.requests.prompt_embeds import PromptEmbeds
 from penstock.memory.hardware import capacities
+from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["undrafted"]  # a fixture
 
@@ -171,7 +172,8 @@ def test_what_can_not_draft_is_refused(tiny_llama: Path, tmp_path: Path) -> None
         .replace('"a":', '"\\u4e2d":')
         .replace('"a b"', '"\\u4e2d b"')
     )
-    with pytest.raises(ConfigError, match="another vocabulary: token"):
-        Engine.load(tiny_llama, EngineConfig(draft_model=str(tmp_path)))
+    for tokenizer in (None, Tokenizer.load(tiny_llama)):
+        with pytest.raises(ConfigError, match="another vocabulary: token"):
+            Engine.load(tiny_llama, EngineConfig(draft_model=str(tmp_path)), tokenizer=tokenizer)
     with pytest.raises(CapacityError):
         Engine.load(tiny_llama, EngineConfig(draft_model=str(tiny_llama), host_memory_bytes=1 << 20))

@@ -16,6 +16,7 @@ from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import InvalidParameter
 from penstock.generation.drafting.acceptance import Acceptance, kind_of_match, kind_of_rank, kind_of_share
+from penstock.generation.drafting.allowance import FIRST, SHARE
 from penstock.generation.drafting.draft_tree import NO_GUESSES, DraftTree
 from penstock.generation.drafting.drafter import NO_DRAFTS
 from penstock.generation.drafting.recycled_tokens import RecycledTokens
@@ -138,9 +139,21 @@ def test_wrong_guesses_become_rare_and_are_tried_again_later() -> None:
         sizes.append(guess.num_nodes)
         if guess:
             speculation.learn(mine, guess, [], [])
-    assert sizes[0] > 8 and sum(sizes[30:60]) < 20
-    # Each guess lengthens a step by a twentieth: the last 200 steps lose less than a hundredth.
-    assert 0 < sum(sizes[100:]) < 40
+    assert sizes[0] > 2 and 0 < sum(sizes[100:]) < 40
+    # Each guess lengthens a step by a twentieth. From the first step on, no more is lost than the share of
+    # Allowance, its beginning, and one guess.
+    for count in range(1, 301):
+        assert 0.05 * sum(sizes[:count]) <= 1.05 * (FIRST + SHARE * count) + 0.05
+
+
+def test_right_guesses_earn_more_guesses() -> None:
+    mine = sequence([*range(20), *range(18)])
+    speculation, sizes = Speculation(lambda n: 1 + 0.05 * n), list[int]()
+    for _ in range(4):
+        guess = speculation.propose([mine], 1, 500)[mine]
+        sizes.append(guess.num_nodes)
+        speculation.learn(mine, guess, range(guess.num_nodes), [])
+    assert sizes[0] < 8 < sizes[1] <= sizes[3]
 
 
 def test_rates_follow_what_was_seen() -> None:

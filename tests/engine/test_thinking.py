@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drafters import Forest, Oracle
 
 from penstock.engine import Completion, Engine
 from penstock.errors import InvalidParameter
@@ -57,6 +58,26 @@ def test_a_limit_ends_the_thinking_and_then_the_grammar_begins(
     # The twin samples each token, and computes no token ahead.
     for twin in ({"logprobs": 0}, {"speculation": False}):
         assert answer(engine, think, seed, grammar=YES, **twin).token_ids == found.token_ids
+
+
+@pytest.mark.parametrize("budget", [0, 1, 7])
+def test_guesses_change_nothing_of_it(engine: Engine, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees that hide the answer run over the end of the thinking, and along what the limit forces."""
+    params = [
+        SamplingParams(
+            thinking=thinking(engine.tokenizer, max_tokens=budget), seed=seed, grammar=grammar, max_tokens=60
+        )
+        for seed in range(6)
+        for grammar in (YES, None)
+    ]
+    prompts = [[5, 6, number] for number in range(len(params))]
+    expected = [found.token_ids for found in engine.generate(prompts, params)]
+    keys = ((each.seed, *prompt) for each, prompt in zip(params, prompts, strict=True))
+    drafter = Forest(Oracle(dict(zip(keys, expected, strict=True)), 9))
+    monkeypatch.setattr(engine.scheduler, "_drafter", drafter)
+    before = engine.metrics.accepted_tokens
+    assert [found.token_ids for found in engine.generate(prompts, params)] == expected
+    assert engine.metrics.accepted_tokens > before + 20
 
 
 def test_the_model_ends_its_thinking_itself(engine: Engine) -> None:

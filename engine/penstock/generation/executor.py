@@ -68,6 +68,22 @@ class Executor:
         """The model's code."""
         return self._family
 
+    @property
+    def ends(self) -> tuple[LayerWeights, LayerWeights]:
+        """The weights of embedding and head."""
+        return self._embedding, self._head
+
+    def beside(self, streamer: LayerSource) -> Executor:
+        """The same model with the same keys and values, whose layers come from elsewhere."""
+        return Executor(
+            self._family, self._embedding, self._head, streamer, self._kv_cache, self._max_rows, self._places
+        )
+
+    @property
+    def kv_cache(self) -> KVCache:
+        """The keys and values."""
+        return self._kv_cache
+
     @torch.inference_mode()
     def forward(
         self,
@@ -139,3 +155,8 @@ class Executor:
         logits = self._family.head(self._head, hidden).to("cpu")
         self._streamer.synchronize()
         return logits
+
+    @torch.inference_mode()
+    def norm_final(self, hidden: Tensor) -> Tensor:
+        """What the head's matrix gets of rows of what sweep() returned, on the host."""
+        return self._family.norm_final(self._head, hidden).to("cpu")

@@ -59,6 +59,13 @@ class StepMeter:
             self._known_s[num_tokens] = self.predict(num_tokens, num_tokens).seconds
         return self._known_s[num_tokens]
 
+    def prompt_s(self, num_tokens: int, max_tokens: int) -> float:
+        """Seconds that a prompt takes alone, in steps of at most `max_tokens`; 0 where the rates are
+        unknown."""
+        num_whole, rest = divmod(num_tokens, max_tokens)
+        whole_s = self.predict(max_tokens, 1).seconds if num_whole else 0.0
+        return num_whole * whole_s + (self.predict(rest, 1).seconds if rest else 0.0)
+
     def begin(self) -> None:
         """A step begins."""
         self._began_s = time.perf_counter()
@@ -111,4 +118,6 @@ class StepMeter:
         metrics.num_preemptions = admission.num_preemptions
         metrics.prefix_cache_queries = admission.num_queried_tokens
         metrics.prefix_cache_hits = admission.num_hit_tokens
+        if metrics.kv_disk is not None:
+            metrics.kv_disk.reads = manager.disk.reads
         metrics.kv_blocks_used = manager.num_blocks - manager.pool.num_free

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -44,6 +45,31 @@ class KVCache:
             _state_views(spec.state_layout(index), num_states, pool, index)
             for index in range(spec.num_layers)
         ]
+
+    @cached_property
+    def _block_rows(self) -> list[Tensor]:
+        """Of each part of each layer that has blocks: uint8 [num_blocks, bytes of a block]."""
+        parts = [part for parts in self.layers for part in parts if len(part)]
+        return [part.view(len(part), -1).view(torch.uint8) for part in parts]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in all layers."""
+        return sum(row.shape[1] for row in self._block_rows)
+
+    def read_block(self, block: int, out: Tensor) -> None:
+        """Copy a block of all layers, part by part, into the first block_bytes of `out` (uint8, on the host).
+        On a GPU, read_block() waits until the bytes are there."""
+        sizes = [row.shape[1] for row in self._block_rows]
+        for row, own in zip(self._block_rows, torch.split(out[: self.block_bytes], sizes), strict=True):
+            own.copy_(row[block])
+
+    def write_block(self, block: int, content: Tensor) -> None:
+        """Copy what read_block() gave into a block of all layers. On a GPU, write_block() waits until the
+        bytes have left `content`."""
+        sizes = [row.shape[1] for row in self._block_rows]
+        for row, own in zip(self._block_rows, torch.split(content[: self.block_bytes], sizes), strict=True):
+            row[block].copy_(own)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in all layers, in this order. They are copied one after the

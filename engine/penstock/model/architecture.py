@@ -45,6 +45,17 @@ class Architecture(ABC):
         return spec
 
     @classmethod
+    def may_have_mtp(cls, spec: ModelSpec) -> bool:
+        """Whether there are checkpoints of the model with a head of multi-token prediction."""
+        return False
+
+    @classmethod
+    def mtp_spec(cls, spec: ModelSpec, names: Collection[str] | None) -> ModelSpec | None:
+        """The head of multi-token prediction that a checkpoint with tensors of these names holds, as a model
+        of one layer; None if there is none. Without names: that config.json tells of."""
+        return None
+
+    @classmethod
     @abstractmethod
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         """The tensors of Family.embed(); "embedding" is the INT8 matrix [vocab_size, hidden_size]. It has

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.config import ModelImpl, WeightBits
-from penstock.errors import InvalidConfig, UnsupportedModel
+from penstock.errors import CheckpointError, InvalidConfig, UnsupportedModel
 from penstock.model.config_values import refuse
 from penstock.model.families.bart import BART
 from penstock.model.families.cpmant import CPMAnt
@@ -77,7 +77,8 @@ from penstock.model.pooling.pooled_family import PooledFamily, pooled
 from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.model.through_transformers.family import ThroughTransformers
 from penstock.spec import ModelSpec, RopeSpec
-from penstock.weights.checkpoints.formats import MALFORMED, open_checkpoint
+from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.formats import MALFORMED, open_checkpoint, read_config
 from penstock.weights.checkpoints.own_head import has_own_head
 from penstock.weights.checkpoints.quantized.quantization_config import activation_note
 from penstock.weights.conversion.converted_config import TIED_HEAD
@@ -323,10 +324,67 @@ def open_model(
     weights: WeightBits = "int8",
     keeps_planes: bool = True,
     model_impl: ModelImpl = "auto",
+    keeps_mtp: bool = False,
     wish: PoolingWish = NO_WISH,
 ) -> OpenModel:
     """`group_size`, `allow_pickle`, `weights` and `model_impl` are those of EngineConfig; WeightStore() tells
-    of `keeps_planes`. Raises a kind of CheckpointError if the files are wrong."""
+    of `keeps_planes`, and ModelTensors of a head that `keeps_mtp` keeps. Raises a kind of CheckpointError if
+    the files are wrong."""
+    checkpoint, family, spec, pooling = _read_folder(folder, allow_pickle, model_impl, wish)
+    checkpoint = family.separate(checkpoint, spec)
+    tensors = family.model_tensors(spec)
+    if keeps_mtp and pooling is None:
+        size = group_size if weights != "int4" else None
+        head = _open_head(checkpoint, family, spec, size)
+        tensors = replace(tensors, mtp=None if head is None else head.store.tensors)
+    store = WeightStore(checkpoint, tensors, ignore_unexpected, group_size, weights, keeps_planes)
+    _tell_how_it_is_read(store)
+    if pooling is not None and pooling.max_length is not None:
+        spec = replace(spec, max_position_embeddings=min(pooling.max_length, spec.max_position_embeddings))
+    return OpenModel(family, spec, store)
+
+
+def open_mtp_head(
+    folder: Path, group_size: int | None = None, allow_pickle: bool = False, model_impl: ModelImpl = "auto"
+) -> OpenModel | None:
+    """The head of multi-token prediction in a model's folder, as a model of one layer, which shares embedding
+    and head with the model. An unquantized head becomes INT8: in 4 bits it guesses far worse. None if there
+    is none. Raises what open_model() raises."""
+    if model_impl == "transformers" or not _may_have_head(folder):
+        return None
+    checkpoint, family, spec, _ = _read_folder(folder, allow_pickle, model_impl)
+    found = _open_head(checkpoint, family, spec, group_size)
+    if found is None:
+        checkpoint.close()
+    return found
+
+
+def _open_head(
+    checkpoint: Checkpoint, family: type[Family], spec: ModelSpec, group_size: int | None
+) -> OpenModel | None:
+    """The head of an open checkpoint."""
+    own = family.mtp_spec(spec, checkpoint.entries)
+    if own is None:
+        return None
+    checkpoint = family.separate(checkpoint, own)
+    # The other tensors are the model's.
+    store = WeightStore(checkpoint, family.model_tensors(own), True, group_size, "int8", False)
+    return OpenModel(family, own, store)
+
+
+def _may_have_head(folder: Path) -> bool:
+    """By config.json alone, since most models have none. What is wrong with it, open_model() says."""
+    try:
+        config = read_config(folder)
+        family = find_family(config)
+        return family.may_have_mtp(family.read_spec(config))
+    except (CheckpointError, *MALFORMED):
+        return False
+
+
+def _read_folder(
+    folder: Path, allow_pickle: bool, model_impl: ModelImpl, wish: PoolingWish = NO_WISH
+) -> tuple[Checkpoint, type[Family], ModelSpec, PoolingSpec | None]:
     check_finished(folder)
     checkpoint = open_checkpoint(folder, allow_pickle)
     pooling = pooling_of(folder, checkpoint.config, wish)
@@ -347,13 +405,7 @@ def open_model(
         # From here on the config agrees with the files, also in a folder that is converted from them.
         checkpoint.config |= {"tie_word_embeddings": False}
         spec = replace(spec, is_tied=False)
-    checkpoint = family.separate(checkpoint, spec)
-    tensors = family.model_tensors(spec)
-    store = WeightStore(checkpoint, tensors, ignore_unexpected, group_size, weights, keeps_planes)
-    _tell_how_it_is_read(store)
-    if pooling is not None and pooling.max_length is not None:
-        spec = replace(spec, max_position_embeddings=min(pooling.max_length, spec.max_position_embeddings))
-    return OpenModel(family, spec, store)
+    return checkpoint, family, spec, pooling
 
 
 def _tell_how_it_is_read(store: WeightStore) -> None:

@@ -134,6 +134,17 @@ class LayerStreamer:
             self._views[place] = weights.with_lower_planes(lower[0]) if lower else weights
         return self._views[place]
 
+    def upper_planes(self) -> list[LayerWeights]:
+        """The dense unit of each layer without its lower planes, for whoever computes between two sweeps; []
+        as long as one is not there, or does not stay."""
+        found = list[LayerWeights]()
+        for key, *_ in self._layers:
+            buffer = self.tiers.nearest.settled(key)
+            if buffer is None:
+                return []
+            found.append(LayerWeights.views(self._units[key].layout, buffer))
+        return found
+
     def synchronize(self) -> None:
         """Until the lane has done everything, so that figures are complete."""
         self.lane.link.synchronize()

@@ -190,6 +190,10 @@ class ModelTensors:
     num_outputs: int | None = None
     #: The model makes logits. One that is made for vectors or scores has no matrix for them.
     has_logits: bool = True
+    #: The head of multi-token prediction that the checkpoint holds, as a model of one layer. A model has its
+    #: head here where it is converted, since a converted folder keeps the head; whoever computes the head
+    #: opens it apart.
+    mtp: ModelTensors | None = None
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -198,8 +202,12 @@ class ModelTensors:
 
     @property
     def groups(self) -> tuple[tuple[TensorSpec, ...], ...]:
-        """Embedding, units, head: each is a file of a converted model."""
-        return (self.embedding, *(unit.tensors for unit in self.units), self.head)
+        """Embedding, units, head: each is a file of a converted model. The same of a head of multi-token
+        prediction, without the matrices that are the model's."""
+        own = self.embedding, *(unit.tensors for unit in self.units), self.head
+        if self.mtp is None:
+            return own
+        return *own, *map(beside_shared, self.mtp.groups)
 
     @property
     def layers(self) -> tuple[tuple[TensorSpec, ...], ...]:
@@ -260,6 +268,11 @@ class ModelTensors:
     def group_size(self) -> int:
         """Inputs that share a scale in the units' matrices; 0 if all inputs of an output channel do."""
         return max((tensor.format.group_size for unit in self.units for tensor in unit.tensors), default=0)
+
+
+def beside_shared(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """The tensors of an embedding or a head without the matrix that a second model has, too."""
+    return tuple(tensor for tensor in tensors if tensor.name not in ("embedding", "head"))
 
 
 def decoder_only(layers: tuple[tuple[TensorSpec, ...], ...]) -> tuple[Stack, ...]:

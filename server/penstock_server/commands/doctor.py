@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from penstock.config import EngineConfig
+from penstock.errors import CheckpointError
 from penstock.kernels import fingerprint
 from penstock.kernels.cpu_builds import BUILDS, build_fingerprint, compiled_builds, runnable_builds
 from penstock.kernels.cuda.nvrtc import INSTALL_NVRTC, find_nvrtc
@@ -21,6 +22,7 @@ from penstock.memory.lane import gpu_trouble, has_driver
 from penstock.memory.machine_rates import kept_shares
 from penstock.memory.other_work import is_busy
 from penstock.memory.pages import PAGE
+from penstock.model.registry import open_mtp_head
 from penstock_server.facade.machine import CACHE_FILE, disturbed
 
 GIB = 2**30
@@ -43,7 +45,16 @@ class Finding:
 def run_doctor(folder: Path, cache_dir: Path) -> int:
     """Prints the findings. Returns 1 if one of them has advice, else 0."""
     cache = cache_dir / CACHE_FILE
-    findings = [kernels(), tuning(cache), rates(cache, folder), memory(), disk(folder), huge_pages(), *gpu()]
+    findings = [
+        kernels(),
+        tuning(cache),
+        rates(cache, folder),
+        drafts(cache, folder),
+        memory(),
+        disk(folder),
+        huge_pages(),
+        *gpu(),
+    ]
     print(f"penstock on Python {platform.python_version()}, torch {torch.__version__}")
     print("\n".join(finding.line for finding in findings))
     return int(any(finding.advice for finding in findings))
@@ -92,6 +103,25 @@ def rates(cache: Path, folder: Path) -> Finding:
     text = f"the rates of this machine were measured while other work took {share:.0%} of the cores"
     advice = f"`penstock hardware --remeasure {folder}` measures them again: run it while nothing else runs"
     return Finding("rates", text, advice)
+
+
+def drafts(cache: Path, folder: Path) -> Finding:
+    """What guesses the next tokens here, and of the model if `folder` is one."""
+    if not kept_shares(cache, folder, fingerprint(EngineConfig())):
+        return Finding("drafts", "no tokens are guessed until this machine is measured, at the first start")
+    text = "next tokens are guessed from texts, and from what was likely before, where that should pay"
+    if not (folder / "config.json").is_file():
+        return Finding("drafts", f"{text}; --draft-model names a small model that guesses, too")
+    try:
+        head = open_mtp_head(folder)
+    except CheckpointError as error:
+        return Finding("drafts", text, f"The model can't be opened: {error}")
+    if head is None:
+        return Finding(
+            "drafts", f"{text}; the model has no head of its own: --draft-model names a small model"
+        )
+    head.store.close()
+    return Finding("drafts", f"{text}; the model's head of multi-token prediction guesses, too (--mtp)")
 
 
 def memory(total: int | None = None, free: int | None = None) -> Finding:

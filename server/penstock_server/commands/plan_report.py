@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
-from penstock.draft_model import check_plan, config_beside, machine_beside, own_config
+from penstock.drafters import mtp_plan
+from penstock.drafters.draft_model import check_plan, config_beside, machine_beside, own_config
 from penstock.errors import ConfigError
-from penstock.generation.drafting.expectation import Assumed, assumed_model
+from penstock.generation.drafting.expectation import Assumed, assumed_head, assumed_model
 from penstock.kernels import expected_traits
 from penstock.memory import kept_uses
-from penstock.memory.hardware import DeviceProfile, HardwareProfile
-from penstock.memory.planning.cards import card_notes, find_card
+from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.memory.planning.planner import plan_memory
-from penstock.memory.planning.processors import Processor, find_processor, processor_note, with_processor
 from penstock.model.known_shapes import SHAPES, find_shape
 from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.pooling.pooling_config import pooling_config
@@ -34,6 +33,7 @@ from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_config
 from penstock.weights.store import planned_tensors
 from penstock.weights.tensors import ModelTensors
+from penstock_server.commands.other_machine import OtherMachine
 from penstock_server.facade.expected_drafts import (
     NUM_SEQS,
     draft_model_line,
@@ -51,35 +51,6 @@ from penstock_server.settings.settings import Settings
 PROMPT = 512
 #: More memory, of which a plan says what it would bring.
 MORE_BYTES = 4 << 30
-#: What a plan with an invented card takes from this machine.
-HOST_NOTE = "Memory, disk and processor are those of this machine, with its measured rates"
-
-
-@dataclass(frozen=True)
-class OtherMachine:
-    """What a plan invents in place of this machine's own parts."""
-
-    card: DeviceProfile | None
-    processor: Processor | None
-
-    @staticmethod
-    def of(card: str | None, processor: str | None) -> OtherMachine:
-        """By their names. Raises ConfigError for unknown ones."""
-        return OtherMachine(
-            None if card is None else find_card(card),
-            None if processor is None else find_processor(processor),
-        )
-
-    def in_place_of(self, hardware: HardwareProfile) -> tuple[HardwareProfile, list[str]]:
-        """The machine with these parts, and where their figures come from."""
-        notes = []
-        if self.processor is not None:
-            hardware = with_processor(hardware, self.processor)
-            notes.append(processor_note(self.processor))
-        if self.card is not None:
-            hardware = dataclasses.replace(hardware, device=self.card)
-            notes += card_notes(self.card) + ([] if self.processor else [HOST_NOTE])
-        return hardware, notes
 
 
 def run_plan(
@@ -97,7 +68,12 @@ def run_plan(
         assumptions += notes
     hardware, notes = other.in_place_of(hardware)
     assumptions += notes
-    draft = planned_draft(settings, hardware, config) if _drafts(size, config) else None
+    draft = None
+    if _drafts(size, config):
+        draft = planned_draft(settings, hardware, config)
+        if draft is None and (folder is None or not folder.is_file()):
+            text = read_config(folder) if folder else find_shape(shape or "")
+            draft = planned_head(text, hardware, config)
     if draft is not None:
         assumptions += without_draft(size, hardware, config)
         config, hardware = draft.beside(config, hardware)
@@ -169,6 +145,32 @@ def planned_draft(settings: Settings, hardware: HardwareProfile, config: EngineC
         return predict_step(plan, size, host, own, num_places, num_places).seconds
 
     return PlannedDraft(plan, assumed_model(size.token_elements + size.head_elements, level_s))
+
+
+def planned_head(
+    config_json: dict[str, Any], hardware: HardwareProfile, config: EngineConfig
+) -> PlannedDraft | None:
+    """The head of multi-token prediction that config.json tells of, if it would guess."""
+    if config.mtp == "off" or config.draft_model is not None or hardware.device is not None:
+        return None
+    family, spec = read_spec(config_json, config.model_impl)
+    head = family.mtp_spec(spec, None)
+    if head is None:
+        return None
+    own = mtp_plan.own_config(config, head.max_position_embeddings)
+    tensors = planned_tensors(family.model_tensors(head), config_json, "int8", own.group_size)
+    size = footprint(head, tensors, head.kv_layout(own.kv_dtype))
+    size = dataclasses.replace(size, embedding_bytes=0, head_bytes=0)  # the model's
+    plan = estimated_plan(size, hardware, own)
+    budget = mtp_plan.fair_budget(plan, size.experts, spec.num_layers)
+    if budget is not None:
+        own = dataclasses.replace(own, host_memory_bytes=budget)
+        plan = estimated_plan(size, hardware, own)
+
+    def level_s(num_places: int) -> float:
+        return predict_step(plan, size, hardware, own, num_places, num_places).seconds
+
+    return PlannedDraft(plan, assumed_head(level_s))
 
 
 def without_draft(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> list[str]:

@@ -13,7 +13,6 @@ from functools import partial
 
 from penstock import Engine, EngineConfig, GenerationRequest, SamplingParams
 from penstock.generation.chosen import NOTHING
-from penstock.generation.drafting.expectation import assumed_model
 from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.scheduling.states.state_pool import StatePool
@@ -103,7 +102,7 @@ def served_plan_of(engine: Engine) -> ServedPlanBody:
     return ServedPlanBody(
         **dict(plan_body(engine.plan)),
         step=step,
-        draft_model_bytes=0 if engine.draft_model is None else engine.draft_model.plan.host_used_bytes,
+        draft_model_bytes=0 if engine.draft_model is None else engine.draft_model.num_bytes,
         drafting=_drafting(engine),
         model_impl=model.spec.implementation,
         is_batch_invariant=model.is_invariant,
@@ -115,7 +114,7 @@ def _drafting(engine: Engine) -> tuple[DraftingBody, ...]:
     if engine.spec.state_bytes:
         return ()  # a state has no way back to the last guess that was right
     model = engine.draft_model
-    drafter = None if model is None else assumed_model(model.num_elements, model.seconds)
+    drafter = None if model is None else model.assumed
     return expected_drafts(engine.meter.known_s, engine.config, engine.plan.num_kv_blocks, drafter)
 
 

@@ -76,6 +76,7 @@ def open_source(settings: Settings) -> OpenModel:
         keeps_planes=False,
         model_impl=settings.model_impl,
         wish=PoolingWish(settings.runner, settings.pooling, settings.score_tokens),
+        keeps_mtp=True,
     )
 
 

@@ -22,6 +22,7 @@ from penstock.config import (
     KernelTuning,
     KVDtype,
     ModelImpl,
+    MTPMode,
     PoolingChoice,
     Runner,
     SpeculationMode,
@@ -190,6 +191,22 @@ class Settings:
         metavar="SIZE",
         tell_field=lambda value: "kv_cache_share" if isinstance(value, float) else "kv_cache_bytes",
     )
+    kv_disk: str | None = engine_setting(
+        "kv_disk",
+        "a folder on a fast local disk for computed keys and values: prompts that begin alike are found "
+        "again after eviction, preemption and restart, where reading takes less time than computing; only "
+        "its owner can read it, since prompts can be recovered from it",
+        commands=GENERATING,
+        metavar="FOLDER",
+    )
+    kv_disk_size: int | None = engine_setting(
+        "kv_disk_bytes",
+        "the most that --kv-disk holds, of all models together, such as 50GiB; what was used least recently "
+        "gives way; default: 16GiB",
+        commands=GENERATING,
+        parse=parse_bytes,
+        metavar="SIZE",
+    )
     state_memory: int | None = engine_setting(
         "state_bytes",
         "memory for recurrent states, in models that have some (Qwen3-Next, LFM2, Granite 4), such as "
@@ -260,10 +277,17 @@ class Settings:
         "memory and guesses the next tokens",
         metavar="MODEL",
     )
+    mtp: MTPMode = engine_setting(
+        "mtp",
+        "a head of multi-token prediction that came with the model guesses the next tokens: auto where the "
+        "files have one that can, on, or off, which leaves its memory to the model",
+    )
     speculative_config: SpeculativeConfig | None = setting(
         "engine",
         'the same as a JSON object of vLLM\'s, such as {"method": "draft_model", "model": "FOLDER", '
-        '"num_speculative_tokens": 8}: method draft_model, or ngram or suffix, which need no model; '
+        '"num_speculative_tokens": 8}: method draft_model, mtp (the head that came with the model), '
+        "planes (the upper planes of its own weights, with --weights planes), or ngram "
+        "or suffix, which need no model; "
         "num_speculative_tokens is the most guesses of a sequence in a step (default: 32); prompt_lookup_min "
         "and prompt_lookup_max are tokens that have to be the same, and that are compared",
         parse=SpeculativeConfig.parse,
@@ -561,6 +585,8 @@ class Settings:
             raise ConfigError("--speculation off has no guesses: leave --speculative-config out")
         if self.draft_model is not None:
             raise ConfigError('--draft-model is the "model" of --speculative-config: leave one of them out')
+        if self.mtp == "off" and self.speculative_config.is_mtp:
+            raise ConfigError("--mtp off has no head that guesses: leave one of the two out")
         return self.speculative_config.engine_values()
 
 

@@ -9,9 +9,12 @@ from typing import Any
 from penstock.config import EngineConfig
 
 _TEXT = ("ngram", "suffix")
-_METHODS = (*_TEXT, "draft_model")
+#: Heads of multi-token prediction; vLLM has a name for each family, too.
+_MTP = ("mtp", "deepseek_mtp", "glm4_moe_mtp")
+_PLANES = "planes"
+_METHODS = (*_TEXT, "draft_model", "mtp", _PLANES)
 _PLANNER = "leave it out: Penstock measures how often guesses are right, and takes those that pay"
-_HEADS = "is for heads that are trained beside a model, which Penstock does not compute: leave it out"
+_HEADS = "is for heads that are trained beside a model, of which Penstock computes those that came with it"
 _DRAFT = "leave it out: the draft model is loaded as INT8, on the processor"
 #: Keys of vLLM's that Penstock can't honour -> what to do.
 _REFUSED = {
@@ -54,6 +57,8 @@ class SpeculativeConfig:
     num_speculative_tokens: int | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
+    is_mtp: bool = False
+    is_planes: bool = False
 
     @classmethod
     def parse(cls, text: str) -> SpeculativeConfig:
@@ -69,8 +74,10 @@ class SpeculativeConfig:
         if reason := next((_trouble(key, value) for key, value in asked.items() if _trouble(key, value)), ""):
             raise ValueError(reason)
         _check_method(asked)
-        numbers = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
-        return cls(asked.get("model"), *(asked.get(name) for name in numbers))
+        method = asked.get("method")
+        names = ("model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+        values = {name: asked.get(name) for name in names}
+        return cls(**values, is_mtp=method in _MTP, is_planes=method == _PLANES)
 
     def engine_values(self) -> dict[str, Any]:
         """Fields of EngineConfig."""
@@ -79,6 +86,8 @@ class SpeculativeConfig:
             "max_guesses": self.num_speculative_tokens,
             "prompt_lookup_min": self.prompt_lookup_min,
             "prompt_lookup_max": self.prompt_lookup_max,
+            "mtp": "on" if self.is_mtp else None,
+            "draft_with_planes": True if self.is_planes else None,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -88,7 +97,7 @@ def _trouble(key: str, value: object) -> str:
     if key in _REFUSED:
         return f"{key}: {_REFUSED[key]}"
     if key == "method":
-        known = value in _METHODS
+        known = value in (*_METHODS, *_MTP)
         return "" if known else f"method {value!r} is not one of Penstock's: take {', '.join(_METHODS)}"
     if key == "model":
         return "" if isinstance(value, str) and value else f"model is {value!r}; name a folder or repository"
@@ -110,6 +119,8 @@ def _check_method(asked: dict[str, Any]) -> None:
         raise ValueError(f"no method: write one of {', '.join(_METHODS)}")
     if method == "draft_model" and "model" not in asked:
         raise ValueError('method draft_model needs its model: add "model": a folder or a hub repository')
+    if method in (*_MTP, _PLANES) and "model" in asked:
+        raise ValueError(f"method {method} is for what came with the model: leave the draft model out")
     if method in _TEXT and "model" in asked:
         raise ValueError(f"method {method} guesses without a model: leave the model out, or the method")
     least, most = (asked.get(f"prompt_lookup_{end}") for end in ("min", "max"))

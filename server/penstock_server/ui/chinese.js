@@ -243,6 +243,7 @@ export const CHINESE = {
   keysAndValues: "KV 缓存",
   recurrentStates: "循环状态",
   draftModel: "草稿模型",
+  predictionHead: "模型自带的预测头",
   besidePlan: "在计划之外，计划使用余下的内存",
   newText: "新文本",
   quotation: "引用",

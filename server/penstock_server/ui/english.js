@@ -248,6 +248,7 @@ export const ENGLISH = {
   keysAndValues: "keys and values",
   recurrentStates: "recurrent states",
   draftModel: "draft model",
+  predictionHead: "the model's own head",
   besidePlan: "beside the plan, which has what is left",
   newText: "new text",
   quotation: "a quotation",

@@ -27,7 +27,12 @@ function layerRows(key, layers, streamed, homes) {
     ]);
 }
 
-const SOURCES = { new_text: "newText", quotation: "quotation", draft_model: "draftModel" };
+const SOURCES = {
+  new_text: "newText",
+  quotation: "quotation",
+  draft_model: "draftModel",
+  mtp: "predictionHead",
+};
 
 /** What guesses from a source should bring to a single sequence. */
 const expectation = (drafting) =>

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from mtp_folders import save_with_head
 from pretended_card import missing, pretend
 
 from penstock.config import KernelTuning
@@ -22,7 +23,7 @@ def test_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     code = cli.main(["doctor", str(tmp_path)])
     text = capsys.readouterr().out
     assert code == int(any(line.startswith("!") for line in text.splitlines()))
-    for subject in ("kernels", "memory", "disk", "huge pages", "GPU"):
+    for subject in ("kernels", "drafts", "memory", "disk", "huge pages", "GPU"):
         assert subject in text
     assert not list(tmp_path.iterdir())
 
@@ -123,3 +124,21 @@ def test_a_tuning_of_a_busy_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     tuning_of("cpu, avx512 1234 int8", lambda: (KernelTuning(), 0.4), cache)
     assert "other work took 40% of the cores" in doctor.tuning(cache).text
     assert "--remeasure" in doctor.tuning(cache).advice
+
+
+def test_what_guesses_next_tokens(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "hardware.json"
+    assert "until this machine is measured" in doctor.drafts(cache, tiny_llama).text
+    monkeypatch.setattr(doctor, "kept_shares", lambda *_: [0.0])
+    model = tmp_path / "model"
+    model.mkdir()
+    save_with_head("GLM-4.5", model)
+    for folder, text in (
+        (tmp_path, "--draft-model names a small model that guesses, too"),
+        (tiny_llama, "the model has no head of its own"),
+        (model, "the model's head of multi-token prediction guesses, too"),
+    ):
+        found = doctor.drafts(cache, folder)
+        assert text in found.text and not found.advice
+    (model / "model.safetensors").unlink()
+    assert "can't be opened" in doctor.drafts(cache, model).advice

@@ -11,6 +11,7 @@ import pytest
 
 from fakes import FakeAsyncEngine, FakeModel
 from penstock.config import EngineConfig, KernelTuning
+from penstock.generation.drafting.expectation import assumed_model
 from penstock.memory.hardware import DiskProfile, HardwareProfile, KernelProfile
 from penstock.memory.planning.cards import find_card
 from penstock.memory.planning.cost import predict_step
@@ -199,7 +200,8 @@ def test_the_plan_and_its_step(make_client: MakeClient, model: FakeModel) -> Non
 def test_the_plan_says_what_guesses_should_bring(make_client: MakeClient, model: FakeModel) -> None:
     model.meter.known_s = lambda num_tokens: 1 + 0.01 * num_tokens
     model.draft_model = SimpleNamespace(
-        plan=MEMORY_PLAN, num_elements=10**9, seconds=lambda num_places: 0.01 * num_places
+        num_bytes=MEMORY_PLAN.host_used_bytes,
+        assumed=assumed_model(10**9, lambda num_places: 0.01 * num_places),
     )
     told = make_client(FakeAsyncEngine(model=model)).get("/v1/plan").json()
     assert told["draft_model_bytes"] == MEMORY_PLAN.host_used_bytes

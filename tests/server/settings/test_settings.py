@@ -14,6 +14,8 @@ from penstock_server.settings.settings import Settings
 from penstock_server.settings.sources import add_flags, make_settings
 from penstock_server.settings.speculative_config import SpeculativeConfig
 
+OF_SPECULATIVE_CONFIG = ("max_guesses", "prompt_lookup_min", "prompt_lookup_max", "draft_with_planes")
+
 
 def settings_of(*flags: str, **environ: str) -> Settings:
     parser = argparse.ArgumentParser()
@@ -59,13 +61,14 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         device_memory=1,
         kv_cache_memory=1,
         state_memory=1,
+        kv_disk="kv",
+        kv_disk_size=1,
         block_size=32,
         max_model_len=2,
         max_num_seqs=3,
         max_queued_seqs=8,
         max_num_batched_tokens=4,
         step_time_target=0.5,
-        enable_prefix_caching=False,
         resident_layers=5,
         threads=6,
         kernels="native",
@@ -84,13 +87,17 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         score_tokens=("no", "yes"),
         lora=("poet=/adapters/poet",),
         lora_memory=1,
+        mtp="off",
     ).engine_config()
     assert settings_of("m", "--kv-tokens", "7").engine_config().num_kv_tokens == 7
     assert settings_of("m", "--kv-cache-memory", "20%").engine_config().kv_cache_share == 0.2
     for field in dataclasses.fields(EngineConfig):
+        if field.name == "enable_prefix_caching":  # kv_disk needs it
+            assert not Settings(model="m", enable_prefix_caching=False).engine_config().enable_prefix_caching
+            continue
         if field.name in ("num_kv_tokens", "kv_cache_share"):  # other ways to say kv_cache_bytes
             continue
-        if field.name in ("max_guesses", "prompt_lookup_min", "prompt_lookup_max"):  # speculative_config
+        if field.name in OF_SPECULATIVE_CONFIG:
             continue
         assert getattr(changed, field.name) != getattr(EngineConfig(), field.name), field.name
 
@@ -125,6 +132,11 @@ def test_speculative_config_reaches_the_engine() -> None:
     text = '{"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}'
     assert config(text) == EngineConfig(draft_model="Qwen/Qwen3-0.6B", max_guesses=5)
     assert config('{"method": "suffix", "quantization": null}') == EngineConfig()
+    assert config('{"method": "mtp", "num_speculative_tokens": 2}') == EngineConfig(mtp="on", max_guesses=2)
+    assert config('{"method": "deepseek_mtp"}') == EngineConfig(mtp="on")
+    assert config('{"method": "planes"}') == EngineConfig(draft_with_planes=True)
+    with pytest.raises(ConfigError, match="--mtp off has no head"):
+        config('{"method": "mtp"}', "--mtp", "off")
     with pytest.raises(ConfigError, match="leave --speculative-config out"):
         config(text, "--speculation", "off")
     with pytest.raises(ConfigError, match="leave one of them out"):
@@ -141,6 +153,7 @@ def test_speculative_config_reaches_the_engine() -> None:
         ("{}", "no method"),
         ('{"method": "eagle3", "model": "m"}', "eagle3.*take ngram, suffix, draft_model"),
         ('{"method": "draft_model"}', "needs its model"),
+        ('{"method": "mtp", "model": "m"}', "came with the model"),
         ('{"method": "ngram", "model": "m"}', "leave the model out"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "at least 1"),
         ('{"method": "ngram", "num_speculative_tokens": true}', "whole number"),

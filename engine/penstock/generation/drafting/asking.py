@@ -51,6 +51,10 @@ class Guesser(Protocol):
         probability. The guess before a place was a place before, in the same step."""
         ...
 
+    def finish(self) -> None:
+        """All guesses of the step are there."""
+        ...
+
 
 class Asking:
     """The questions of one step."""
@@ -65,6 +69,12 @@ class Asking:
 
     def run(self) -> Choice:
         """Add what the model guesses. Returns the choice among all guesses."""
+        try:
+            return self._run()
+        finally:
+            self._model.finish()
+
+    def _run(self) -> Choice:
         places = [Place(sequence) for sequence in self._guesses]
         while places and self._may_pay(places):
             if not self._asked:
@@ -95,6 +105,8 @@ class Asking:
         seconds = self.seconds + self._model.seconds(len(places))
         if not self._asked:
             seconds += self._backlog_s()
+        elif seconds > step.allowance_s:
+            return False
         return step.rate(choice.num_right + hope, num_guesses, seconds) > choice.rate
 
     def _backlog_s(self) -> float:

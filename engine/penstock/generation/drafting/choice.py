@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from typing import NamedTuple
@@ -26,6 +27,12 @@ class PlainStep(NamedTuple):
     room: int
     #: Most guesses of one sequence.
     max_guesses: int = EngineConfig.max_guesses
+    #: Seconds that guesses may cost. Above 0, one guess may cost more (Allowance).
+    allowance_s: float = math.inf
+
+    def cost_s(self, num_guesses: int) -> float:
+        """The seconds by which so many guesses should lengthen the step."""
+        return self.predict_s(self.num_tokens + num_guesses) - self.predict_s(self.num_tokens)
 
     def rate(self, num_right: float, num_guesses: int, drafting_s: float = 0.0) -> float:
         """Tokens per second, with so many guesses and so many expected right ones."""
@@ -44,7 +51,7 @@ class PlainStep(NamedTuple):
     def may_gain(self, num_wanted: int) -> bool:
         """Whether guesses for so many sequences would pay if all of them were right. Looking for guesses
         takes time, too."""
-        if self.predict_s(self.num_tokens) <= 0:
+        if self.predict_s(self.num_tokens) <= 0 or self.allowance_s <= 0:
             return False
         least = LEAST_GAIN * self.rate(0, 0)
         counts = {min(self.room, num_wanted * length) for length in (1, 4, self.max_guesses)}
@@ -79,6 +86,8 @@ def choose(guesses: List[Guesses], step: PlainStep, drafting_s: float = 0.0) -> 
             continue
         counts[number] += 1
         taken.append((number, node))
+        if len(taken) > 1 and step.cost_s(len(taken)) > step.allowance_s:
+            break
         gained -= chance
         rate = step.rate(gained, len(taken), drafting_s)
         if rate > most:

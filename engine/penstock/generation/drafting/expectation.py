@@ -26,6 +26,11 @@ _QUOTED = 9
 #: 4.9 and 7.7 tokens a step, as was measured with MT-Bench at temperature 0 (Wang et al. 2024, arXiv
 #: 2406.17276, tables 1 and 2: 2.58, 4.88 and 7.74).
 _FIRST_RATES = ((68e6, 0.38), (1.1e9, 0.76), (7e9, 0.87))
+#: How often a head of multi-token prediction is right. DeepSeek V3's is in 85 to 90% of cases with the first
+#: token (arXiv 2412.19437, 5.4.3); for further ones it was not made.
+_HEAD_RATE = 0.75
+#: How often the first guess of a model's upper planes is right: engine/README.md, "Upper planes as drafts".
+_PLANES_RATE = 0.92
 #: Most levels of a draft model's trees.
 MAX_LEVELS = 16
 #: The shares of the first guess's failures in which the second to fourth guess is right.
@@ -85,6 +90,16 @@ def assumed_model(num_elements: int, level_s: Predict) -> Assumed:
             break
         low, rate = high, other
     return Assumed("draft_model", (first, *((1 - first) * each for each in _OTHER_RATES)), level_s)
+
+
+def assumed_head(level_s: Predict) -> Assumed:
+    """A head of multi-token prediction that came with a model."""
+    return Assumed("mtp", (_HEAD_RATE, *((1 - _HEAD_RATE) * each for each in _OTHER_RATES)), level_s)
+
+
+def assumed_planes(level_s: Predict) -> Assumed:
+    """The upper planes of a model's own weights."""
+    return Assumed("planes", (_PLANES_RATE, *((1 - _PLANES_RATE) * each for each in _OTHER_RATES)), level_s)
 
 
 def expected(drafter: Assumed, num_seqs: int, predict_s: Predict, config: EngineConfig) -> Expected:

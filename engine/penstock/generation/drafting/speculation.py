@@ -24,6 +24,7 @@ from penstock.generation.drafting.acceptance import (
     Acceptance,
     is_of_model,
 )
+from penstock.generation.drafting.allowance import Allowance
 from penstock.generation.drafting.asking import Asking, Guesser
 from penstock.generation.drafting.choice import Choice, PlainStep, choose
 from penstock.generation.drafting.draft_tree import DraftTree
@@ -100,6 +101,7 @@ class Speculation(Drafter):
         self._model = model
         self._config = config or EngineConfig()
         self._acceptance, self._earlier, self._forks = Acceptance(), EarlierTexts(), ForkLimit()
+        self._allowance = Allowance()
         self._tracks: WeakKeyDictionary[Sequence, _Track] = WeakKeyDictionary()
 
     def propose(
@@ -107,7 +109,10 @@ class Speculation(Drafter):
     ) -> Mapping[Sequence, DraftTree]:
         sampled = list(sequences)
         wanted = [each for each in sampled if each.params.speculation]
-        step = PlainStep(self._predict_s, len(sampled), num_tokens, room, self._config.max_guesses)
+        allowance_s = self._allowance.begin(self._predict_s(num_tokens), max(1, len(sampled)))
+        step = PlainStep(
+            self._predict_s, len(sampled), num_tokens, room, self._config.max_guesses, allowance_s
+        )
         may_gain = bool(wanted) and step.may_gain(len(wanted))
         self.num_followers = NUM_RANKS if may_gain else 0
         if not may_gain:
@@ -115,6 +120,7 @@ class Speculation(Drafter):
         least_chance = step.least_chance
         guesses = [self._track(each).look(each, least_chance) for each in wanted]
         choice = choose(guesses, step) if self._model is None else self._ask(self._model, guesses, step)
+        self._allowance.spend(step.cost_s(choice.num_guesses))
         self._forget(guesses, choice)
         taken = zip(guesses, choice.nodes, strict=True)
         return {each.sequence: each.tree(nodes, self._forks) for each, nodes in taken if nodes}
@@ -122,6 +128,7 @@ class Speculation(Drafter):
     def _ask(self, model: Guesser, guesses: list[Guesses], step: PlainStep) -> Choice:
         asking = Asking(model, guesses, step)
         choice = asking.run()
+        self._allowance.spend(asking.seconds)
         if not asking.is_begun:
             for each in guesses:
                 each.kinds_met.add(ANY_OF_MODEL)
@@ -141,6 +148,7 @@ class Speculation(Drafter):
         self, sequence: Sequence, drafts: DraftTree, right: List[int], followers: List[tuple[int, ...]]
     ) -> None:
         track = self._track(sequence)
+        self._allowance.earn(len(right))
         if drafts:
             track.learn(drafts, right)
         text = (*sequence.token_ids[-2:], *drafts.token_ids)

@@ -62,6 +62,7 @@ class Admission:
             else:
                 self.waiting.remove(member)
             self._block_manager.release(member)
+            self._block_manager.disk.leave(member)
         self._places.leave(sequence.group)
 
     def replace(self, group: SequenceGroup, branches: list[tuple[Sequence, Sequence]]) -> None:
@@ -76,12 +77,21 @@ class Admission:
         self.running[first : first + len(group.members)] = children
         group.members = children
 
+    def look_up(self) -> None:
+        """Let blocks that have come from disk be found, and look the first waiting sequence up there."""
+        disk, first = self._block_manager.disk, self.waiting.first
+        disk.land()
+        if first is not None:
+            disk.look_up(first, self._block_manager.num_missing)
+
     def make_way(self) -> None:
         """Preempt running sequences of lower priority than the first in the queue, if that gives the first a
         place."""
         first = self.waiting.first
         if first is None or not self.running or self.running[-1].request.priority <= first.request.priority:
             return
+        if self._block_manager.disk.is_awaited_by(first):
+            return  # it has its blocks already
         lower = [sequence for sequence in self.running if sequence.request.priority > first.request.priority]
         if not self._would_have_place(first, lower):
             return
@@ -109,7 +119,7 @@ class Admission:
     def admit(self, sequence: Sequence) -> bool:
         """Let a waiting sequence run with its group, if all its tokens get blocks. With half its blocks the
         sequence would be the next to be preempted, and its sweep wasted."""
-        if not self._has_place(sequence):
+        if self._block_manager.disk.is_awaited_by(sequence) or not self._has_place(sequence):
             return False
         self._places.enter(sequence.group)
         for member in together(sequence):
@@ -154,6 +164,7 @@ class Admission:
 
     def _drop(self, sequence: Sequence) -> None:
         """Let go of all that a sequence has computed."""
+        self._block_manager.disk.forget(sequence)
         self._block_manager.release(sequence)
         sequence.restart()
 

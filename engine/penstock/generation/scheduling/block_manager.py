@@ -6,7 +6,10 @@ shared block before it writes there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock.generation.scheduling.block_pool import BlockPool
+from penstock.generation.scheduling.disk_blocks import BlockStore, DiskBlocks
 from penstock.generation.scheduling.prefix_cache import PrefixCache
 from penstock.generation.scheduling.sequence_group import together
 from penstock.generation.scheduling.states.state_pool import StatePool
@@ -22,13 +25,17 @@ class BlockManager:
         block_size: int,
         enable_prefix_caching: bool = True,
         states: StatePool | None = None,
+        store: BlockStore | None = None,
+        compute_s: Callable[[int], float] = lambda num_tokens: 0.0,
     ) -> None:
-        """`states`: of a model with recurrent states."""
+        """`states`: of a model with recurrent states. `store` keeps blocks that outlive this manager;
+        compute_s: tokens of a prompt -> seconds that computing them takes, 0: unknown."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.states = states or StatePool()
-        self.prefix_cache = PrefixCache(self.pool, block_size, enable_prefix_caching, self.states)
+        self.prefix_cache = PrefixCache(self.pool, block_size, enable_prefix_caching, self.states, store)
+        self.disk = DiskBlocks(self.pool, self.prefix_cache, block_size, store, compute_s)
         self._copies: list[tuple[int, int]] = []
 
     def blocks_for(self, num_tokens: int) -> int:

@@ -4,6 +4,7 @@ only; the pool knows no sequences and no tokens."""
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 
 class BlockPool:
@@ -18,6 +19,8 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         #: Key -> block.
         self._found: dict[bytes, int] = {}
+        #: Block -> how often it has lost its key or was taken.
+        self._versions = [0] * num_blocks
         #: Block -> its key, and how many tokens the key stands for.
         self._keys: dict[int, tuple[bytes, int]] = {}
 
@@ -53,6 +56,16 @@ class BlockPool:
         a key has several owners only where a sequence went on as several others."""
         return self._keys[block][1] if block in self._keys else 0
 
+    def key_of(self, block: int) -> bytes:
+        """The key of a block that has one."""
+        return self._keys[block][0]
+
+    def watch(self, block: int) -> Callable[[], bool]:
+        """A function that says, on any thread, whether the block still has its key, and was not taken since
+        now."""
+        version, versions = self._versions[block], self._versions
+        return lambda: versions[block] == version
+
     def set_key(self, block: int, key: bytes, num_tokens: int) -> bool:
         """Let a block be found. False, and nothing is done, if another block has the same key, or if the
         block has several owners: they share what its present key stands for."""
@@ -64,6 +77,7 @@ class BlockPool:
 
     def drop_key(self, block: int) -> None:
         """Nobody finds the block any more."""
+        self._versions[block] += 1
         if block in self._keys:
             key, _ = self._keys.pop(block)
             del self._found[key]

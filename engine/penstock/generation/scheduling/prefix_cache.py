@@ -12,6 +12,9 @@ are accepted.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Protocol
+
 from penstock.generation.scheduling.block_keys import encoder_keys, full_key, tail_key
 from penstock.generation.scheduling.block_pool import BlockPool
 from penstock.generation.scheduling.states.state_pool import StatePool
@@ -19,17 +22,33 @@ from penstock.generation.scheduling.states.state_saves import StateSaves
 from penstock.generation.sequence import Sequence
 
 
+class Keeper(Protocol):
+    """Keeps computed blocks elsewhere: BlockStore in disk_blocks.py."""
+
+    def offer(self, block: int, key: bytes, parent: bytes, is_unchanged: Callable[[], bool]) -> None: ...
+
+
 class PrefixCache:
     """Gives keys to a pool's blocks and looks blocks up by key."""
 
-    def __init__(self, pool: BlockPool, block_size: int, is_enabled: bool, states: StatePool) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        is_enabled: bool,
+        states: StatePool,
+        keeper: Keeper | None = None,
+    ) -> None:
+        """Whole blocks are offered to the `keeper` when they were computed."""
         self._pool = pool
+        self._keeper = keeper
         self._block_size = block_size
         self._is_enabled = is_enabled
         self._states = states
         self._state_saves = StateSaves(states, block_size)
-        #: Blocks that got their keys in the step that is being decided or computed.
-        self._unconfirmed: list[int] = []
+        #: Blocks that got their keys in the step that is being decided or computed, each with the key of the
+        #: block before it in the text.
+        self._unconfirmed: dict[int, bytes] = {}
 
     def is_read_by(self, sequence: Sequence) -> bool:
         """Whether a sequence looks for blocks. A sequence whose prompt is scored does not: every token has to
@@ -46,8 +65,8 @@ class PrefixCache:
     def _find(self, sequence: Sequence) -> list[int]:
         found: list[int] = []
         size = self._block_size
-        for index in range(sequence.num_computed_tokens // size, sequence.num_tokens // size):
-            block = self._pool.find(full_key(sequence, index, sequence.token_ids, size))
+        for key in self._next_keys(sequence):
+            block = self._pool.find(key)
             if block is None:
                 return found
             found.append(block)
@@ -55,6 +74,39 @@ class PrefixCache:
             block = self._pool.find(tail_key(sequence, size))
             found += [] if block is None else [block]
         return found
+
+    def find_with(self, sequence: Sequence, others: Container[bytes]) -> tuple[list[int], list[bytes]]:
+        """Blocks with the sequence's next tokens and its encoded input, as far as they are here or among the
+        `others`: those that are here, and the keys of the others."""
+        if not self.is_read_by(sequence) or self._states.is_needed:
+            return [], []
+        here, elsewhere = self._sort(self._next_keys(sequence), others)
+        if sequence.encoder is not None:
+            keys = encoder_keys(sequence, -(-sequence.encoder.num_tokens // self._block_size))
+            encoded, missing = self._sort(keys, others)
+            if len(encoded) + len(missing) == len(keys):
+                return encoded + here, missing + elsewhere
+        return here, elsewhere
+
+    def _next_keys(self, sequence: Sequence) -> Iterator[bytes]:
+        """The keys of the sequence's whole blocks from the first pending token on."""
+        size = self._block_size
+        for index in range(sequence.num_computed_tokens // size, sequence.num_tokens // size):
+            yield full_key(sequence, index, sequence.token_ids, size)
+
+    def _sort(self, keys: Iterable[bytes], others: Container[bytes]) -> tuple[list[int], list[bytes]]:
+        """The blocks of the keys that are here, and the keys among the others, up to a key that is
+        nowhere."""
+        here, elsewhere = list[int](), list[bytes]()
+        for key in keys:
+            block = self._pool.find(key)
+            if block is not None:
+                here.append(block)
+            elif key in others:
+                elsewhere.append(key)
+            else:
+                break
+        return here, elsewhere
 
     def adopt_state(self, sequence: Sequence, num_blocks: int) -> None:
         """The sequence goes on behind its first blocks, which find() has found."""
@@ -72,9 +124,10 @@ class PrefixCache:
         """The sequence's input will be encoded in this step: its blocks can be found from now on."""
         if not self._is_enabled or sequence.encoder is None:
             return
-        table = sequence.encoder.block_table
+        table, before = sequence.encoder.block_table, b""
         for block, key in zip(table, encoder_keys(sequence, len(table)), strict=True):
-            self._set_key(block, key, self._block_size)
+            self._set_key(block, key, self._block_size, before)
+            before = key
 
     def register(self, sequence: Sequence, end: int) -> tuple[tuple[int, int], ...]:
         """The sequence's tokens up to `end` will be computed in this step. The blocks that become full, and
@@ -83,7 +136,7 @@ class PrefixCache:
             return ()
         size, table = self._block_size, sequence.block_table
         for index in range(sequence.num_computed_tokens // size, end // size):
-            self._set_key(table[index], full_key(sequence, index, sequence.token_ids, size), size)
+            self._set_full(sequence, index, sequence.token_ids)
         if end % size and end == sequence.num_prompt_tokens:
             self._set_key(table[end // size], tail_key(sequence, size), end % size)
         return self._state_saves.plan(sequence, end)
@@ -94,10 +147,12 @@ class PrefixCache:
             return
         size, token_ids = self._block_size, [*sequence.token_ids, *accepted]
         for index in range(sequence.num_tokens // size, len(token_ids) // size):
-            self._set_key(sequence.block_table[index], full_key(sequence, index, token_ids, size), size)
+            self._set_full(sequence, index, token_ids)
 
     def confirm(self) -> None:
         """The step was computed."""
+        if self._keeper is not None and not self._states.is_needed:
+            self._offer(self._keeper)
         self._unconfirmed.clear()
         self._states.end_step(is_computed=True)
 
@@ -108,6 +163,18 @@ class PrefixCache:
         self._unconfirmed.clear()
         self._states.end_step(is_computed=False)
 
-    def _set_key(self, block: int, key: bytes, num_tokens: int) -> None:
+    def _offer(self, keeper: Keeper) -> None:
+        """Offer the whole blocks of the step. Nobody writes into them before they are taken again."""
+        pool, size = self._pool, self._block_size
+        for block, before in self._unconfirmed.items():
+            if pool.num_keyed_tokens(block) == size:
+                keeper.offer(block, pool.key_of(block), before, pool.watch(block))
+
+    def _set_full(self, sequence: Sequence, index: int, token_ids: list[int]) -> None:
+        key = full_key(sequence, index, token_ids, self._block_size)
+        before = sequence.block_keys[index - 1] if index else b""
+        self._set_key(sequence.block_table[index], key, self._block_size, before)
+
+    def _set_key(self, block: int, key: bytes, num_tokens: int, before: bytes = b"") -> None:
         if self._pool.set_key(block, key, num_tokens):
-            self._unconfirmed.append(block)
+            self._unconfirmed[block] = before

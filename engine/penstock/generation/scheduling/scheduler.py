@@ -67,8 +67,9 @@ class Scheduler:
         self.admission.add(sequence)
 
     def schedule(self) -> Batch:
-        """Decide the next step and reserve its blocks. The batch is empty only if there is no work. The next
-        call is update() or rollback()."""
+        """Decide the next step and reserve its blocks. The batch is empty only if there is no work, or if all
+        work waits for blocks from disk. The next call is update() or rollback()."""
+        self.admission.look_up()
         self.admission.make_way()
         may_admit = self.admission.grow_running()
         riders = [sequence for sequence in self.admission.running if sequence.num_pending_tokens == 1]

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.model.architecture import sliding_windows
 from penstock.model.config_values import flag, num_layers_of, number, require
 from penstock.model.families.llama_architecture import LlamaArchitecture, LlamaSpec
+from penstock.model.family import GivenRows
 from penstock.model.layers import AttentionForm, attend, gated_mlp, mlp
 from penstock.model.norms import HeadNorms
 from penstock.model.recurrent.form import CONV
@@ -47,6 +49,18 @@ class Llama(LlamaArchitecture):
 
     def scale_tokens(self, vectors: Tensor) -> Tensor:
         return _scaled(vectors, self.spec.embedding_factor)
+
+    def embed(
+        self, weights: LayerWeights, input_ids: Tensor, positions: Tensor, given: GivenRows | None = None
+    ) -> Tensor:
+        """A head of multi-token prediction is `given` the hidden states of all tokens."""
+        head = self.spec.mtp
+        if head is None:
+            return super().embed(weights, input_ids, positions, given)
+        vectors = self.scale_tokens(weights.matrix("embedding").look_up(input_ids))
+        # A step that measures memory has no hidden states.
+        hidden = torch.zeros_like(vectors) if given is None else given.vectors
+        return head.join(self, self.spec.norm, weights, vectors, hidden)
 
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout

@@ -3,7 +3,8 @@ LlamaArchitecture: what their checkpoints hold."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from penstock.kernels import ActivationFunction
@@ -12,6 +13,7 @@ from penstock.model.attention.latent import LatentForm
 from penstock.model.config_values import count, flag, num_layers_of, number
 from penstock.model.family import Family
 from penstock.model.layers import PLAIN, AttentionForm, activation_function
+from penstock.model.mtp import MTPHead
 from penstock.model.norms import RMS, Norm
 from penstock.model.recurrent.form import RecurrentForm
 from penstock.model.rope import context_length, read_rope
@@ -50,6 +52,8 @@ class LlamaSpec(ModelSpec):
     head_factor: float = 1.0
     #: What layers with a state compute in place of attention: recurrent_spec().
     recurrent: RecurrentForm | None = None
+    #: This is not the model, but its head of multi-token prediction: LlamaArchitecture.mtp_spec().
+    mtp: MTPHead | None = None
 
 
 class LlamaArchitecture(Family):
@@ -105,13 +109,15 @@ class LlamaArchitecture(Family):
 
     @classmethod
     def embedding_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        assert isinstance(spec, LlamaSpec)
         shape = (spec.vocab_size, spec.hidden_size)
-        return (TensorSpec("embedding", shape, ("model.embed_tokens.weight",), INT8),)
+        joined = spec.mtp.tensors(spec, spec.norm) if spec.mtp is not None else ()
+        return (TensorSpec("embedding", shape, ("model.embed_tokens.weight",), INT8), *joined)
 
     @classmethod
     def layer_tensors(cls, spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
         assert isinstance(spec, LlamaSpec)
-        prefix = f"model.layers.{index}."
+        prefix = f"model.layers.{index}." if spec.mtp is None else spec.mtp.layer
         has_before, has_after = spec.norm_places != "after", spec.norm_places != "before"
 
         def norm(name: str, exists: bool) -> tuple[TensorSpec, ...]:
@@ -175,6 +181,29 @@ class LlamaArchitecture(Family):
     @classmethod
     def head_tensors(cls, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         assert isinstance(spec, LlamaSpec)
-        norm = spec.norm.tensors("final_norm", (spec.hidden_size,), cls.final_norm_part)
+        part = cls.final_norm_part if spec.mtp is None else spec.mtp.final_norm
+        norm = spec.norm.tensors("final_norm", (spec.hidden_size,), part)
         head = TensorSpec("head", (spec.vocab_size, spec.hidden_size), ("lm_head.weight",), INT8)
         return norm if spec.is_tied else (*norm, head)
+
+    @classmethod
+    def mtp_head(cls, spec: LlamaSpec) -> MTPHead | None:
+        """The head of multi-token prediction that a checkpoint of the model may hold."""
+        return None
+
+    @classmethod
+    def may_have_mtp(cls, spec: ModelSpec) -> bool:
+        assert isinstance(spec, LlamaSpec)
+        return cls.mtp_head(spec) is not None
+
+    @classmethod
+    def mtp_spec(cls, spec: ModelSpec, names: Collection[str] | None) -> ModelSpec | None:
+        assert isinstance(spec, LlamaSpec)
+        head = cls.mtp_head(spec)
+        if head is None or (names is not None and f"{head.projection}.weight" not in names):
+            return None
+        return cls._as_head(spec, head)
+
+    @classmethod
+    def _as_head(cls, spec: LlamaSpec, head: MTPHead) -> LlamaSpec:
+        return replace(spec, num_layers=1, mtp=head, sliding_windows=(), layer_ropes=())

@@ -11,6 +11,7 @@ from penstock.model.config_values import count, num_experts_of, refuse
 from penstock.model.families.llama import Llama
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.mixture import Mixture, mixture_mlp
+from penstock.model.mtp import MTPHead
 from penstock.spec import DECODER, ModelSpec
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.layer_weights import LayerWeights
@@ -22,8 +23,8 @@ class MixtureSpec(LlamaSpec):
     """A model in Llama's frame, with experts."""
 
     mixture: Mixture
-    #: Layers that a checkpoint holds behind those of the model: they guess further tokens, and nobody needs
-    #: them.
+    #: Layers that a checkpoint holds behind those of the model: heads of multi-token prediction, of which the
+    #: first is computed where guesses are wanted.
     num_extra_layers: int = 0
 
 
@@ -52,6 +53,18 @@ class MixtureFamily(Llama):
         tensors, first = super().model_tensors(spec), spec.num_layers
         extra = tuple(rf"^model\.layers\.{first + index}\." for index in range(spec.num_extra_layers))
         return replace(tensors, unused=tensors.unused + extra)
+
+    @classmethod
+    def mtp_head(cls, spec: LlamaSpec) -> MTPHead | None:
+        assert isinstance(spec, MixtureSpec)
+        return MTPHead.of_deepseek(spec.num_layers) if spec.num_extra_layers else None
+
+    @classmethod
+    def _as_head(cls, spec: LlamaSpec, head: MTPHead) -> LlamaSpec:
+        found = super()._as_head(spec, head)
+        assert isinstance(found, MixtureSpec)
+        mixture = replace(found.mixture, layers=frozenset((0,)), prefix=head.layer)
+        return replace(found, mixture=mixture, num_extra_layers=0)
 
     @classmethod
     def separate(cls, checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:

@@ -15,7 +15,7 @@ from penstock.weights.formats.stacked_format import in_one_format
 from penstock.weights.formats.weight_format import Floats, Int8, WeightFormat, rows_of_parts
 from penstock.weights.store import WeightStore
 from penstock.weights.tensor_source import TensorSource
-from penstock.weights.tensors import ModelTensors, TensorSpec
+from penstock.weights.tensors import ModelTensors, TensorSpec, beside_shared
 
 #: In the config.json of a converted model: the head is there for others, and is the embedding's matrix.
 TIED_HEAD = "penstock_tied_head"
@@ -84,6 +84,8 @@ def quantization_config(tensors: ModelTensors) -> dict[str, Any]:
     linear = [kept for unit in tensors.units for kept in _kept(unit.tensors)]
     # transformers calls every head by one name, and knows the names of heads in checkpoints beside it.
     linear += [kept.also(_module(HEAD)) for kept in _kept(tensors.head)]
+    if tensors.mtp is not None:  # whose groups have no table
+        linear += [kept for group in tensors.mtp.groups for kept in _kept(beside_shared(group))]
     if has_copied_head(tensors):
         linear.append(
             _Kept(tensors.output_matrix.format, [_module(HEAD)])

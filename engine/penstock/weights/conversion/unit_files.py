@@ -16,13 +16,15 @@ from penstock.spec import DECODER
 from penstock.weights.checkpoints.own_head import HEAD
 from penstock.weights.conversion.converted_config import has_copied_head
 from penstock.weights.formats.weight_format import Floats
-from penstock.weights.tensors import ModelTensors, TensorSpec, Unit, UnitLayout
+from penstock.weights.tensors import ModelTensors, TensorSpec, Unit, UnitLayout, beside_shared
 
 #: The most bytes of a file with several experts. A conversion that was stopped begins the file again in which
 #: it was stopped.
 MAX_EXPERTS_BYTES = 2 << 30
 #: How the names of padding end. vLLM skips names with this ending that it does not know.
 PADDING = ".padding_bias"
+#: How the names of files with a head of multi-token prediction begin.
+MTP = "model-mtp"
 
 
 @dataclass(frozen=True)
@@ -68,18 +70,28 @@ class UnitFile:
 
 
 def unit_files(tensors: ModelTensors) -> list[UnitFile]:
-    """The files of a converted model, in the order of `ModelTensors.groups`, and a file with a tied head."""
+    """The files of a converted model, in the order of `ModelTensors.groups`, with a tied head behind the
+    model's own."""
     files = [_file("model-embedding", tensors.embedding)]
-    for is_expert, units in groupby(tensors.units, lambda unit: unit.key.expert is not None and unit.key[:2]):
-        if is_expert:
-            files += _expert_files(list(units))
-        else:
-            files += [_file(_unit_name(unit), unit.tensors) for unit in units]
+    files += _layer_files(tensors)
     files.append(_file("model-head", tensors.head))
     if has_copied_head(tensors):
         matrix = tensors.output_matrix
         files.append(_file("model-tied-head", (matrix,), (replace(matrix, parts=(HEAD,)),)))
+    if tensors.mtp is not None:
+        mtp = tensors.mtp
+        files.append(_file(f"{MTP}-embedding", beside_shared(mtp.embedding)))
+        files += _layer_files(mtp, MTP)
+        files.append(_file(f"{MTP}-head", beside_shared(mtp.head)))
     return files
+
+
+def _layer_files(tensors: ModelTensors, model: str = "model") -> Iterator[UnitFile]:
+    for is_expert, units in groupby(tensors.units, lambda unit: unit.key.expert is not None and unit.key[:2]):
+        if is_expert:
+            yield from _expert_files(list(units), model)
+        else:
+            yield from (_file(_unit_name(unit, model), unit.tensors) for unit in units)
 
 
 def _file(
@@ -89,12 +101,12 @@ def _file(
     return UnitFile(f"{name}.safetensors", (StoredUnit(tensors, tensors if stored is None else stored),))
 
 
-def _expert_files(experts: list[Unit]) -> Iterator[UnitFile]:
+def _expert_files(experts: list[Unit], model: str) -> Iterator[UnitFile]:
     """The files of a layer's experts. A file is named by its first expert."""
     per_file = max(1, MAX_EXPERTS_BYTES // experts[0].num_bytes)
     for first in range(0, len(experts), per_file):
         units = experts[first : first + per_file]
-        name = f"{_unit_name(units[0])}.safetensors"
+        name = f"{_unit_name(units[0], model)}.safetensors"
         yield UnitFile(name, tuple(StoredUnit(unit.tensors, unit.tensors, _padding(unit)) for unit in units))
 
 
@@ -105,10 +117,10 @@ def _padding(expert: Unit) -> tuple[TensorSpec, ...]:
     return (TensorSpec("padding", (missing,), (name,), Floats("U8")),) if missing else ()
 
 
-def _unit_name(unit: Unit) -> str:
+def _unit_name(unit: Unit, model: str) -> str:
     stack, layer, expert, plane = unit.key
     return (
-        "model"
+        model
         + ("" if stack == DECODER else f"-{stack}")
         + f"-layer-{layer:05d}"
         + ("" if expert is None else f"-experts-{expert:05d}")

@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from torch import Tensor
+
 from penstock.memory.pools import MemoryPool
 from penstock.spec import UnitKey
 from penstock.weights.tiers.arrivals import Arrivals
@@ -84,6 +86,12 @@ class CyclicTier:
                 raise RuntimeError("the engine was closed while its layers were in use")
             arrival.is_lent = True
         return self._wait(key, arrival)
+
+    def settled(self, key: UnitKey) -> Tensor | None:
+        """The buffer of a unit that stays and has been acquired before, whoever sweeps. It need not be
+        released."""
+        arrival = self._settled.get(key)
+        return None if arrival is None else arrival.buffer
 
     def release(self, key: UnitKey) -> None:
         """Give a unit back; a resident unit stays."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.asking import Place
+from penstock.generation.drafting.expectation import Assumed, assumed_model
 from penstock.generation.drafting.fork_limit import ForkLimit
 from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.requests.generation_request import SamplingParams
@@ -196,11 +197,11 @@ class DraftModel:
         return left, None if hardware is None else machine_beside(config, hardware, self.plan)
 
     @property
-    def num_elements(self) -> int:
-        """Elements of the matrices that a token passes through."""
+    def assumed(self) -> Assumed:
+        """What is assumed of its guesses before any was tried."""
         spec = self.model.spec
         size = footprint(spec, self.model.store.tensors, spec.kv_layout(self.config.kv_dtype))
-        return size.token_elements + size.head_elements
+        return assumed_model(size.token_elements + size.head_elements, self.seconds)
 
     def seconds(self, num_places: int) -> float:
         """What one level of guesses takes; 0 if nothing was measured."""
@@ -234,6 +235,14 @@ class DraftModel:
             twins.append(twin if room >= 0 else None)  # the plan has memory for so many tokens
         found = iter(self._candidates([twin for twin in twins if twin is not None]))
         return [next(found) if twin is not None else [] for twin in twins]
+
+    def finish(self) -> None:
+        """Guesses stay: those that come true need not be computed again."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the host's memory that are its own."""
+        return self.plan.host_used_bytes
 
     def close(self) -> None:
         self.model.close()

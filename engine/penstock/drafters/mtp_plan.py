@@ -1,0 +1,192 @@
+"""PlannedMTP: the head of multi-token prediction that a model came with, before the model is loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.config import EngineConfig
+from penstock.drafters.draft_model import NUM_KV_TOKENS, config_beside, machine_beside
+from penstock.drafters.mtp_drafter import MAX_WAITING, MTPDrafter
+from penstock.errors import CapacityError, ConfigError
+from penstock.generation.drafting.choice import LEAST_GAIN
+from penstock.generation.drafting.expectation import assumed_head, expected
+from penstock.loader import Model, PlannedModel, SharedEnds, begin_reading, plan_model
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.host_lane import HostLane
+from penstock.memory.lane import gpu_trouble
+from penstock.memory.planning.cost import predict_step
+from penstock.memory.planning.plan import MemoryPlan, gib
+from penstock.memory.planning.planner import plan_memory
+from penstock.model.registry import OpenModel, open_mtp_head, read_spec
+from penstock.model.shapes import footprint
+from penstock.spec import ExpertFootprint, ModelFootprint
+from penstock.weights.checkpoints.hub import find_model
+from penstock.weights.store import planned_tensors
+
+logger = logging.getLogger(__name__)
+
+
+class PlannedMTP:
+    """Files that are open, and a plan. Nothing is allocated."""
+
+    def __init__(self, planned: PlannedModel) -> None:
+        self._planned = planned
+        waiting = 4 * MAX_WAITING * planned.opened.spec.hidden_size
+        self.plan = replace(planned.plan, workspace_bytes=planned.plan.workspace_bytes + waiting)
+
+    @classmethod
+    def find(
+        cls,
+        model: str | Path,
+        config: EngineConfig,
+        offline: bool = False,
+        revision: str | None = None,
+        hardware: HardwareProfile | None = None,
+        cache_folder: Path | None = None,
+    ) -> PlannedMTP | None:
+        """The head of a model, by the model's name. None if config.mtp is "auto" and there is none, or none
+        that can guess (_trouble()) or pays. Raises ConfigError and CapacityError if it is "on", and what
+        Engine.load() raises."""
+        folder = find_model(model, revision, offline, allow_pickle=config.allow_pickle)
+        group_size = config.group_size if config.weights != "int4" else None
+        opened = open_mtp_head(folder, group_size, config.allow_pickle, config.model_impl)
+        try:
+            if trouble := _trouble(opened, config):
+                raise ConfigError(f"{model} has no guesses by multi-token prediction: {trouble}")
+            assert opened is not None
+            found = cls(_plan(opened, config, hardware))
+            found._check(model)
+        except (ConfigError, CapacityError) as error:
+            if opened is not None:
+                opened.store.close()
+            if config.mtp == "on":
+                raise
+            if opened is not None:
+                logger.info("%s", error)
+            return None
+        except BaseException:
+            if opened is not None:
+                opened.store.close()
+            raise
+        if config.mtp == "auto" and not found.pays(config):
+            found.close()
+            return None
+        return found
+
+    def pays(self, config: EngineConfig) -> bool:
+        """Whether one sequence should get more tokens per second than from the model with all of the memory.
+        Not where rates were not measured, since there are no guesses then."""
+        opened, hardware = self._planned.opened, self._planned.hardware
+        family, spec = read_spec(opened.store.checkpoint.config, config.model_impl)
+        tensors = planned_tensors(
+            family.model_tensors(spec), opened.store.checkpoint.config, config.weights, config.group_size
+        )
+        size = footprint(spec, tensors, spec.kv_layout(config.kv_dtype))
+        plain_s = _step_s(size, hardware, config)(1)
+        if plain_s <= 0:
+            return False
+        try:
+            left, machine = self.leave(config, hardware)
+            assert machine is not None
+            predict_s = _step_s(size, machine, left)
+        except CapacityError:  # the model needs the memory
+            return False
+        found = expected(assumed_head(self._level_s), 1, predict_s, config)
+        return found.num_guesses > 0 and found.tokens_per_s * plain_s > LEAST_GAIN
+
+    def _level_s(self, num_places: int) -> float:
+        _, _, config, _, _, hardware, size, plan = self._planned
+        return predict_step(plan, size, hardware, config, num_places, num_places).seconds
+
+    def leave(
+        self, config: EngineConfig, hardware: HardwareProfile | None
+    ) -> tuple[EngineConfig, HardwareProfile | None]:
+        """A config and a machine with what the head leaves of the host's memory."""
+        left = config_beside(config, self.plan)
+        return left, None if hardware is None else machine_beside(config, hardware, self.plan)
+
+    def begin(self, model: Model) -> MTPDrafter:
+        """Load the head for the model that it came with, whose embedding and head it shares."""
+        embedding, head = model.executor.ends
+        shared = SharedEnds(embedding.matrix("embedding"), head.matrix("head"))
+        loaded = begin_reading(self._planned, model.tokenizer, shared=shared)
+        try:
+            loaded.model.streamer.tiers.wait_until_loaded()
+        except BaseException:
+            loaded.model.close()
+            raise
+        return MTPDrafter(loaded, model, self.plan)
+
+    def close(self) -> None:
+        """Close the files, if the head will not be loaded."""
+        self._planned.opened.store.close()
+
+    def _check(self, model: str | Path) -> None:
+        if any(not layer.is_resident for layer in self.plan.layers):
+            raise CapacityError(
+                f"the head of multi-token prediction of {model} takes "
+                f"{gib(self.plan.host_used_bytes)}, and would not stay in "
+                f"{gib(self.plan.host_budget_bytes)}. Raise --host-memory, or take --mtp off"
+            )
+
+
+def _step_s(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> Callable[[int], float]:
+    """Seconds of a step of the model, by its tokens; the memory of activations is an estimate."""
+    plan = plan_memory(size, hardware, config)
+    return lambda num_tokens: predict_step(plan, size, hardware, config, num_tokens, num_tokens).seconds
+
+
+def _trouble(opened: OpenModel | None, config: EngineConfig) -> str:
+    """Why a head can't guess, and what to do; empty if it can."""
+    if opened is None:
+        return "its files hold no head that Penstock computes. Leave mtp out, and name a draft model"
+    if config.device != "cpu" and gpu_trouble() is None:
+        return "a GPU computes it, and heads are computed on the processor so far. Take --device cpu"
+    if any(rope.short_length for rope in opened.spec.ropes):
+        return "its rope depends on the length of a text. Leave mtp out, and name a draft model"
+    return ""
+
+
+def _plan(opened: OpenModel, config: EngineConfig, hardware: HardwareProfile | None) -> PlannedModel:
+    """The plan within the memory of the whole model. Experts get no more than a layer's share of it."""
+    own = own_config(config, opened.spec.max_position_embeddings)
+    planned = plan_model(opened, own, HostLane(), hardware, shares_ends=True)
+    num_layers = read_spec(opened.store.checkpoint.config, config.model_impl)[1].num_layers
+    budget = fair_budget(planned.plan, planned.size.experts, num_layers)
+    if budget is None:
+        return planned
+    return plan_model(opened, replace(own, host_memory_bytes=budget), HostLane(), hardware, shares_ends=True)
+
+
+def fair_budget(plan: MemoryPlan, experts: ExpertFootprint, num_layers: int) -> int | None:
+    """The budget with which a head's experts have a layer's share of the memory that `plan` has, and at least
+    room for two tokens. None if they have no more in that plan."""
+    if not experts.count:
+        return None
+    fair = plan.host_budget_bytes // (num_layers + 1) // experts.num_bytes
+    excess = plan.num_expert_slots - max(fair, min(2 * experts.count_per_token, experts.count))
+    return plan.host_used_bytes - excess * plan.expert_slot_bytes if excess > 0 else None
+
+
+def own_config(config: EngineConfig, num_positions: int) -> EngineConfig:
+    """The config of a head beside an engine of this config."""
+    num_kv_tokens = min(NUM_KV_TOKENS, config.num_kv_tokens or NUM_KV_TOKENS)
+    return EngineConfig(
+        activations=config.activations,
+        group_size=config.group_size,
+        kernels=config.kernels,
+        kernel_tuning=config.kernel_tuning,
+        host_memory_bytes=config.host_memory_bytes,
+        num_kv_tokens=num_kv_tokens,
+        max_model_len=min(num_kv_tokens, num_positions),
+        max_num_seqs=config.max_num_seqs,
+        # A step's hidden states, and those that waited.
+        max_num_batched_tokens=config.max_num_batched_tokens + MAX_WAITING,
+        num_threads=config.num_threads,
+        device="cpu",
+        enable_prefix_caching=False,
+        allow_pickle=config.allow_pickle,
+    )

@@ -1,0 +1,141 @@
+"""DiskBlocks: blocks that are not in the cache, and come from disk before their sequence runs. Numbers only.
+
+The first waiting sequence is looked up on disk once it has room for its blocks. Where reading should take
+less time than computing, its blocks are taken and read while others compute, and the sequence comes in when
+they are there. Then they are in the prefix cache, as if they had been computed just now."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.generation.scheduling.block_pool import BlockPool
+from penstock.generation.scheduling.prefix_cache import PrefixCache
+from penstock.generation.sequence import Sequence
+from penstock.metrics import KVDiskReads
+
+
+class Reading(Protocol):
+    """Blocks on their way from disk."""
+
+    @property
+    def is_done(self) -> bool:
+        """All are there that will come, or they take longer than they may."""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the beginning, or until the last block was there."""
+
+    def end(self) -> set[bytes]:
+        """The keys of the blocks that have arrived; no other block is written from now on."""
+
+
+class BlockStore(Protocol):
+    """Keeps blocks by key, on disk."""
+
+    def __contains__(self, key: object) -> bool: ...
+
+    def offer(self, block: int, key: bytes, parent: bytes, is_unchanged: Callable[[], bool]) -> None:
+        """This block is computed, and may be kept as long as it is unchanged. `parent`: the key of the block
+        before it in the text; b"" if there is none."""
+
+    def expected_read_s(self, num_blocks: int) -> float:
+        """What reading so many blocks should take."""
+
+    def read(self, wanted: list[tuple[bytes, int]], limit_s: float) -> Reading:
+        """Begin to read (key, block) pairs, which take `limit_s` seconds at most."""
+
+
+@dataclass(frozen=True)
+class _Arriving:
+    reading: Reading
+    #: Blocks that the reading holds: some were in the cache already, the others are read, with their keys.
+    held: list[int]
+    wanted: list[tuple[bytes, int]]
+    #: What computing the tokens would take; 0: unknown.
+    compute_s: float
+
+
+class DiskBlocks:
+    """Reads blocks for waiting sequences."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        prefix_cache: PrefixCache,
+        block_size: int,
+        store: BlockStore | None,
+        compute_s: Callable[[int], float],
+    ) -> None:
+        """compute_s: tokens of a prompt -> seconds that computing them takes; 0: unknown, and then blocks are
+        read. Without a store nothing is done."""
+        self.reads = KVDiskReads()
+        self._pool = pool
+        self._prefix_cache = prefix_cache
+        self._block_size = block_size
+        self._store = store
+        self._compute_s = compute_s
+        self._arriving: dict[Sequence, _Arriving] = {}
+        #: Sequences that were looked up since they began to wait.
+        self._looked_up = weakref.WeakSet[Sequence]()
+
+    @property
+    def is_reading(self) -> bool:
+        return bool(self._arriving)
+
+    def is_awaited_by(self, sequence: Sequence) -> bool:
+        """Whether blocks of a waiting sequence are on their way."""
+        return sequence in self._arriving
+
+    def look_up(self, sequence: Sequence, num_missing: Callable[[Sequence], int]) -> None:
+        """The sequence is the first that waits, and takes num_missing() free blocks. Begin to read what is on
+        disk of its next tokens."""
+        if self._store is None or sequence in self._looked_up:
+            return
+        if num_missing(sequence) > self._pool.num_free:
+            return
+        self._looked_up.add(sequence)
+        held, keys = self._prefix_cache.find_with(sequence, self._store)
+        num_tokens = len(keys) * self._block_size
+        compute_s = self._compute_s(num_tokens) if keys else 0.0
+        if not keys or 0 < compute_s <= self._store.expected_read_s(len(keys)):
+            return
+        for block in held:
+            self._pool.own(block)
+        wanted = [(key, self._pool.take()) for key in keys]
+        reading = self._store.read(wanted, compute_s or math.inf)
+        self._arriving[sequence] = _Arriving(reading, held, wanted, compute_s)
+
+    def land(self) -> None:
+        """Blocks that have arrived can be found from now on."""
+        for sequence in [each for each, arriving in self._arriving.items() if arriving.reading.is_done]:
+            self.leave(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence waits no longer: its blocks have arrived, they take too long, or it has ended."""
+        arriving = self._arriving.pop(sequence, None)
+        if arriving is None:
+            return
+        arrived = arriving.reading.end()
+        for key, block in arriving.wanted:
+            if key in arrived:
+                self._pool.set_key(block, key, self._block_size)
+        # The last ones give way first: a prefix without its beginning can't be found.
+        for block in reversed([*arriving.held, *(block for _, block in arriving.wanted)]):
+            self._pool.disown(block)
+        self._count(arriving, len(arrived))
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence may be looked up again: it has lost what it had."""
+        self._looked_up.discard(sequence)
+
+    def _count(self, arriving: _Arriving, num_blocks: int) -> None:
+        reads, elapsed_s = self.reads, arriving.reading.elapsed_s
+        reads.num_blocks += num_blocks
+        reads.num_tokens += num_blocks * self._block_size
+        reads.read_s += elapsed_s
+        spared_s = arriving.compute_s * num_blocks / len(arriving.wanted)
+        reads.saved_s += max(0.0, spared_s - elapsed_s)

@@ -1,0 +1,61 @@
+"""From a config to the store that keeps its engine's blocks on disk, and how fast the store writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.config import ResolvedConfig
+from penstock.errors import ConfigError
+from penstock.kv_disk.fingerprint import description
+from penstock.loader import Model
+from penstock.memory.hardware import DiskProfile
+from penstock.memory.kv_disk.kv_folder import KVFolder, usable
+from penstock.memory.kv_disk.kv_store import KVStore
+from penstock.memory.kv_disk.shelf import Shelf
+from penstock.memory.pages import round_up
+from penstock.memory.planning.plan import MemoryPlan
+from penstock.weights.checkpoints.kept_checksums import KeptChecksums
+
+#: The most bytes on disk where the config has no number.
+DEFAULT_BYTES = 16 << 30
+#: Bytes a second that are written for each core while the engine works: copying and checking them takes
+#: some 2% of the core.
+RATE_PER_CORE = 16e6
+#: The part of the disk's rate that writing may take from the reading of weights.
+DISK_SHARE = 0.02
+#: Weights of so many bytes get their checksums while the engine starts; those of larger ones are computed
+#: once, beside the first requests.
+QUICK_BYTES = 256 << 20
+
+
+def open_kv_disk(
+    model: Model, plan: MemoryPlan, config: ResolvedConfig, disk: DiskProfile | None = None
+) -> KVStore | None:
+    """The store that the config asks for; None if it asks for none. `disk`: the rate of the disk, if that was
+    measured. Raises ConfigError."""
+    if config.kv_disk is None:
+        return None
+    if model.spec.state_bytes:
+        raise ConfigError(
+            f"--kv-disk is not there for models with recurrent states yet, and {model.spec.architecture} is "
+            "one: leave it out"
+        )
+    path = Path(config.kv_disk)
+    usable(path)
+    folder = KVFolder(path, config.kv_disk_bytes or DEFAULT_BYTES)
+    checkpoint = model.store.checkpoint
+    files = sorted({entry.file for entry in checkpoint.entries.values()})
+    kept = KeptChecksums(path / "weights.json")
+    is_quick = kept.known(files) is not None or sum(file.stat().st_size for file in files) <= QUICK_BYTES
+    cache = model.executor.kv_cache
+
+    def open_shelf() -> Shelf:
+        weights = {file.name: checksum for file, checksum in kept.of(files).items()}
+        about = description(model, config, weights)
+        name = f"{checkpoint.folder.name}-{about['fingerprint'][:16]}"
+        return folder.open_shelf(name, about, round_up(cache.block_bytes))
+
+    rate = RATE_PER_CORE * config.num_threads
+    if disk is not None and plan.at_home("disk"):
+        rate = min(rate, DISK_SHARE * disk.read_gbps * 1e9)
+    return KVStore(folder, cache, open_shelf, is_quick, rate)

@@ -1,0 +1,149 @@
+"""BlockReads: threads that bring blocks from a shelf into blocks of the KV cache.
+
+A block is read into memory of the thread, checked, and copied only then. So a read that hangs holds no block
+of the cache: whoever waits for it may end it at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from torch import Tensor
+
+from penstock.memory.direct_io import aligned_buffer
+from penstock.memory.kv_cache import KVCache
+from penstock.memory.kv_disk.shelf import Shelf
+from penstock.memory.pages import round_up
+from penstock.metrics import KVDiskStats
+
+logger = logging.getLogger(__name__)
+
+#: Blocks that are read at a time. Checking a block takes as long as reading it from a fast disk.
+NUM_THREADS = 3
+#: Bytes a second, until the first blocks were read.
+USUAL_RATE = 200e6
+#: How much the last reading counts in the rate of all readings.
+_NEWEST = 0.3
+
+
+class BlockRead:
+    """Blocks of one sequence on their way. is_done and end() are for one thread."""
+
+    def __init__(self, num_blocks: int, limit_s: float, notify: Callable[[], None]) -> None:
+        self._left = num_blocks
+        self._notify = notify
+        self._changed = threading.Condition()
+        self._is_ended = False
+        self._num_copying = 0
+        self._arrived = set[bytes]()
+        self.began_s = time.monotonic()
+        self._until_s = self.began_s + limit_s
+        self.ended_s = math.inf
+
+    @property
+    def is_done(self) -> bool:
+        """All blocks have arrived or were found to be damaged, or this takes longer than it may."""
+        return self._left == 0 or time.monotonic() >= self._until_s
+
+    def end(self) -> set[bytes]:
+        """The keys of the blocks that have arrived. No other block is written from now on."""
+        with self._changed:
+            self._is_ended = True
+            self._changed.wait_for(lambda: self._num_copying == 0)
+            return self._arrived
+
+    @property
+    def elapsed_s(self) -> float:
+        """Until all blocks were there, or until now."""
+        return min(self.ended_s, time.monotonic()) - self.began_s
+
+    def begin_copy(self) -> bool:
+        """A thread is about to write into a block. False: nobody wants the block any more."""
+        with self._changed:
+            self._num_copying += not self._is_ended
+            return not self._is_ended
+
+    def end_copy(self, key: bytes) -> None:
+        with self._changed:
+            self._num_copying -= 1
+            self._arrived.add(key)
+            self._changed.notify_all()
+
+    def leave(self) -> None:
+        """A block has arrived, or will never."""
+        with self._changed:
+            self._left -= 1
+            if not self._left:
+                self.ended_s = time.monotonic()
+        self._notify()
+
+
+class BlockReads:
+    """The reading threads of a shelf."""
+
+    def __init__(self, cache: KVCache, stats: KVDiskStats, num_threads: int = NUM_THREADS) -> None:
+        self._cache = cache
+        self._stats = stats
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="penstock-kv-read")
+        self._buffers = queue.SimpleQueue[Tensor]()
+        for _ in range(num_threads):
+            self._buffers.put(aligned_buffer(round_up(cache.block_bytes)))
+        self._rate = USUAL_RATE
+        self._changed = threading.Condition()
+
+    def expected_s(self, num_blocks: int) -> float:
+        """What reading so many blocks should take."""
+        return num_blocks * self._cache.block_bytes / self._rate
+
+    def begin(self, shelf: Shelf, wanted: list[tuple[bytes, int]], limit_s: float) -> BlockRead:
+        """Read blocks: (key, number of the cache's block) pairs in the order of their text."""
+        read = BlockRead(len(wanted), limit_s, self._tell)
+        for key, block in wanted:
+            self._threads.submit(self._read, read, shelf, key, block)
+        self._threads.submit(self._note, read, shelf, [key for key, _ in wanted])
+        return read
+
+    def wait(self, timeout_s: float) -> None:
+        """Until a block has arrived, or the time is up."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    def close(self) -> None:
+        """Ends when the reads in flight have ended."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _read(self, read: BlockRead, shelf: Shelf, key: bytes, block: int) -> None:
+        buffer = self._buffers.get()
+        try:
+            is_whole = shelf.read(key, memoryview(buffer.numpy().data))
+            if is_whole is False:
+                self._stats.corrupt_blocks += 1
+                logger.warning(
+                    "a block of keys and values in %s is damaged: its tokens are computed again", shelf.folder
+                )
+            if is_whole and read.begin_copy():
+                try:
+                    self._cache.write_block(block, buffer)
+                finally:
+                    read.end_copy(key)
+        finally:
+            self._buffers.put(buffer)
+            read.leave()
+
+    def _note(self, read: BlockRead, shelf: Shelf, keys: list[bytes]) -> None:
+        """The reading is at its end, or nearly: other threads may have its last blocks in hand."""
+        elapsed_s = read.elapsed_s
+        if elapsed_s > 0:
+            newest = len(keys) * self._cache.block_bytes / elapsed_s
+            self._rate += _NEWEST * (newest - self._rate)
+        shelf.use(keys)

@@ -1,0 +1,214 @@
+"""KVStore: blocks of the KV cache that outlive it: written behind, and read ahead.
+
+A thread writes each block soon after its tokens were computed, from where the block lies in the cache. It
+notes the block's version before it copies, and looks again afterwards: a block that was taken for other
+tokens meanwhile is not kept. No step waits for the thread, and blocks that are taken before their turn comes
+are not written."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from penstock.memory.direct_io import aligned_buffer
+from penstock.memory.kv_cache import KVCache
+from penstock.memory.kv_disk.block_reads import NUM_THREADS, BlockRead, BlockReads
+from penstock.memory.kv_disk.kv_folder import KVFolder
+from penstock.memory.kv_disk.record import NO_KEY
+from penstock.memory.kv_disk.shelf import Shelf
+from penstock.memory.pages import round_up
+from penstock.metrics import KVDiskStats
+
+logger = logging.getLogger(__name__)
+
+#: Blocks of host memory that a store takes: one for each thread that reads, and one for the thread that
+#: writes.
+NUM_BUFFERS = NUM_THREADS + 1
+#: After an error of the disk, nothing is written for so many seconds.
+PAUSE_S = 30.0
+#: Seconds in which a server that ends writes what is left.
+CLOSE_S = 10.0
+#: What a disk says that has no room.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Offer(NamedTuple):
+    """A block of the cache that may be written."""
+
+    key: bytes
+    #: The key of the block before it in the text; b"" for the first one.
+    parent: bytes
+    #: False once the block was taken for other tokens.
+    is_unchanged: Callable[[], bool]
+
+
+class KVStore:
+    """Writes, finds and reads the blocks of one model. Close the store."""
+
+    def __init__(
+        self,
+        folder: KVFolder,
+        cache: KVCache,
+        open_shelf: Callable[[], Shelf],
+        is_quick: bool,
+        rate: float,
+        is_idle: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`open_shelf` may take long, unless `is_quick`: then it is called on the thread that writes, and
+        nothing is found before. `rate`: bytes a second that are written while the engine works. Raises what
+        a quick open_shelf() raises."""
+        self.stats = KVDiskStats(limit_bytes=folder.limit_bytes)
+        self.is_idle = is_idle
+        self._folder = folder
+        self._cache = cache
+        self._open_shelf = open_shelf
+        self._rate = rate
+        self._shelf: Shelf | None = open_shelf() if is_quick else None
+        self._opened = threading.Event()
+        self._reads = BlockReads(cache, self.stats)
+        self._buffer = aligned_buffer(round_up(cache.block_bytes))
+        #: By block of the cache: a block that was offered again has other tokens.
+        self._offers = OrderedDict[int, Offer]()
+        self._changed = threading.Condition()
+        self._closes_at_s: float | None = None
+        self._pause_until_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="penstock-kv-write", daemon=True)
+        self._thread.start()
+
+    def __contains__(self, key: object) -> bool:
+        return self._shelf is not None and key in self._shelf
+
+    def offer(self, block: int, key: bytes, parent: bytes, is_unchanged: Callable[[], bool]) -> None:
+        """This block of the cache is computed, and may be written. Never blocks."""
+        if key in self:
+            return
+        with self._changed:
+            self._offers[block] = Offer(key, parent, is_unchanged)
+            self._changed.notify()
+
+    def expected_read_s(self, num_blocks: int) -> float:
+        """What reading so many blocks should take."""
+        return self._reads.expected_s(num_blocks)
+
+    def read(self, wanted: list[tuple[bytes, int]], limit_s: float) -> BlockRead:
+        """Begin to read blocks that were found: (key, number of a block of the cache) pairs in the order of
+        their text. Nobody else may use these blocks until BlockRead.end()."""
+        assert self._shelf is not None, "nothing is found in a shelf that is not open"
+        return self._reads.begin(self._shelf, wanted, limit_s)
+
+    def wait(self, timeout_s: float = 0.05) -> None:
+        """Until a block was read, or the time is up."""
+        self._reads.wait(timeout_s)
+
+    def wait_until_open(self) -> None:
+        """Until blocks can be found, or never will be."""
+        self._opened.wait()
+
+    def flush(self, timeout_s: float = 60.0) -> None:
+        """Wait until all offers were written. For tests and scripts."""
+        until_s = time.monotonic() + timeout_s
+        while self._offers and time.monotonic() < until_s:
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Write what is left, within CLOSE_S, and end the threads."""
+        with self._changed:
+            self._closes_at_s = time.monotonic() + CLOSE_S
+            self._changed.notify()
+        self._thread.join()
+        self._reads.close()
+        if self._shelf is not None:
+            self._shelf.close()
+
+    def _run(self) -> None:
+        try:
+            if self._shelf is None:
+                self._shelf = self._open_shelf()
+        except Exception as error:
+            logger.warning("keys and values are not kept on disk: %s", error)
+            return
+        finally:
+            self._opened.set()
+        self._greet(self._shelf)
+        while (found := self._next()) is not None:
+            self._write(self._shelf, *found)
+
+    def _greet(self, shelf: Shelf) -> None:
+        self._tell_of(shelf)
+        logger.info("--kv-disk: %d blocks of this model in %s", len(shelf), shelf.folder)
+        if not shelf.is_writer:
+            logger.warning(
+                "--kv-disk: another process writes to %s, so this one only reads what is there now; give it "
+                "a folder of its own if it shall write, too",
+                shelf.folder,
+            )
+
+    def _next(self) -> tuple[int, Offer] | None:
+        """The oldest offer; None if the thread has to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._offers or self._closes_at_s is not None)
+            if not self._offers or (self._closes_at_s is not None and time.monotonic() > self._closes_at_s):
+                return None
+            return next(iter(self._offers.items()))
+
+    def _write(self, shelf: Shelf, block: int, offer: Offer) -> None:
+        began_s = time.monotonic()
+        is_written = False
+        if shelf.is_writer and began_s >= self._pause_until_s and offer.key not in shelf:
+            is_written = self._copy(block, offer) and self._add(shelf, offer)
+        with self._changed:
+            if self._offers.get(block) is offer:
+                del self._offers[block]
+        self._tell_of(shelf)
+        if is_written:
+            self._rest(time.monotonic() - began_s)
+
+    def _copy(self, block: int, offer: Offer) -> bool:
+        """Copy a block into the thread's memory. False if the block was taken meanwhile."""
+        if offer.is_unchanged():
+            self._cache.read_block(block, self._buffer)
+        if not offer.is_unchanged():
+            self.stats.missed_blocks += 1
+            return False
+        return True
+
+    def _add(self, shelf: Shelf, offer: Offer) -> bool:
+        """Write the thread's memory as a block. Errors cost the block, and nothing else."""
+        content = memoryview(self._buffer.numpy().data)
+        try:
+            if not self._folder.make_room(shelf, shelf.extent_bytes):
+                return False
+            shelf.add(offer.key, offer.parent or NO_KEY, content)
+        except OSError as error:
+            self._suffer(shelf, error)
+            return False
+        self.stats.written_blocks += 1
+        self.stats.written_bytes += len(content)
+        return True
+
+    def _suffer(self, shelf: Shelf, error: OSError) -> None:
+        """A disk without room keeps what it has: other blocks take their places from now on."""
+        if not self.stats.failed_writes:
+            logger.warning("--kv-disk: a block can't be written to %s: %s", shelf.folder, error.strerror)
+        self.stats.failed_writes += 1
+        if error.errno in _FULL and len(shelf):
+            self._folder.limit_bytes = shelf.num_bytes + self._folder.others_bytes
+        else:
+            self._pause_until_s = time.monotonic() + PAUSE_S
+
+    def _rest(self, busy_s: float) -> None:
+        """Keep to the rate while the engine works: the disk and the processor are its own then."""
+        rest_s = self._cache.block_bytes / self._rate - busy_s
+        with self._changed:
+            if rest_s > 0:
+                self._changed.wait_for(lambda: self._closes_at_s is not None or self.is_idle(), rest_s)
+
+    def _tell_of(self, shelf: Shelf) -> None:
+        self.stats.is_writer = shelf.is_writer
+        self.stats.num_blocks, self.stats.num_bytes = len(shelf), shelf.num_bytes
+        self.stats.limit_bytes = self._folder.limit_bytes

@@ -1,0 +1,129 @@
+"""What keys and values on disk give, and what writing them costs.
+
+    .venv/bin/python tests/bench/kv_disk.py restart FOLDER --kv-disk KV
+    .venv/bin/python tests/bench/kv_disk.py writing FOLDER --kv-disk KV --host-memory 700MiB
+
+`restart`: the time to the first token of a prompt that is computed, and, in a new engine and with the page
+cache dropped, of the same prompt read from disk. The tokens and log-probabilities of both must be equal.
+`writing`: steps of new prompts, of which every second one's blocks are written meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import statistics
+import time
+from pathlib import Path
+
+from penstock.config import EngineConfig
+from penstock.engine import Completion, Engine
+from penstock.generation.requests.generation_request import SamplingParams
+from penstock.memory.kv_disk.kv_store import KVStore
+from penstock.text.tokenizer import NoText
+from penstock_server.settings.values import parse_bytes
+
+
+def prompt(num_tokens: int, seed: int) -> list[int]:
+    dice = random.Random(seed)
+    return [dice.randrange(10, 30000) for _ in range(num_tokens)]
+
+
+def load(options: argparse.Namespace) -> tuple[Engine, KVStore]:
+    config = EngineConfig(
+        num_kv_tokens=options.kv_tokens,
+        max_num_seqs=4,
+        kv_disk=str(options.kv_disk),
+        host_memory_bytes=options.host_memory,
+    )
+    engine = Engine.load(options.model, config, tokenizer=NoText())
+    assert engine.kv_disk is not None
+    return engine, engine.kv_disk
+
+
+def drop_page_cache(*folders: Path) -> None:
+    """Of the files in these folders."""
+    for file in (file for folder in folders for file in folder.rglob("*") if file.is_file()):
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def first_token(engine: Engine, token_ids: list[int]) -> tuple[float, Completion]:
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=5)
+    began_s = time.perf_counter()
+    (answer,) = engine.generate([token_ids], params)
+    return time.perf_counter() - began_s, answer
+
+
+def restart(options: argparse.Namespace) -> None:
+    asked = prompt(options.tokens, seed=time.time_ns())
+    computed_s, expected = compute(options, asked)
+    drop_page_cache(Path(options.model), options.kv_disk)
+    began_s = time.perf_counter()
+    engine, store = load(options)
+    with engine:
+        store.wait_until_open()
+        print(f"the next engine was there after {time.perf_counter() - began_s:.1f} s")
+        read_s, answer = first_token(engine, asked)
+        reads = engine.scheduler.block_manager.disk.reads
+    assert (answer.token_ids, answer.logprobs) == (expected.token_ids, expected.logprobs)
+    megabytes = reads.num_blocks * store.stats.num_bytes / store.stats.num_blocks / 1e6
+    print(
+        f"from disk: {read_s:.2f} s, {computed_s / read_s:.0f} times sooner, the same token and "
+        f"log-probabilities; {reads.num_blocks} blocks, {megabytes:.0f} MB in {reads.read_s:.2f} s"
+    )
+
+
+def compute(options: argparse.Namespace, asked: list[int]) -> tuple[float, Completion]:
+    """The first engine. Its memory is free when this returns."""
+    engine, store = load(options)
+    with engine:
+        computed_s, expected = first_token(engine, asked)
+        again_s, _ = first_token(engine, asked)
+        store.wait_until_open()
+    num_resident, num_streamed = engine.metrics.num_resident_layers, engine.metrics.num_streamed_layers
+    print(f"{num_resident} layers in memory, {num_streamed} streamed; {store.stats.num_blocks} blocks kept")
+    print(f"computed: {computed_s:.2f} s; found in memory: {again_s:.2f} s")
+    return computed_s, expected
+
+
+def writing(options: argparse.Namespace) -> None:
+    engine, store = load(options)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    with engine:
+        store.wait_until_open()
+        for number in range(2 * options.rounds):
+            is_writing = number % 2 == 0
+            store.flush()
+            store._pause_until_s = 0.0 if is_writing else math.inf
+            # The second prompt's step is timed: the blocks of the first one are written beside it.
+            first_token(engine, prompt(options.tokens, 2 * number))
+            times[is_writing].append(first_token(engine, prompt(options.tokens, 2 * number + 1))[0])
+    pairs = [on / off for on, off in zip(times[True], times[False], strict=True)]
+    with_s, without_s = statistics.median(times[True]), statistics.median(times[False])
+    print(
+        f"{options.tokens} tokens: {with_s:.3f} s while blocks are written, {without_s:.3f} s otherwise, "
+        f"{with_s / without_s - 1:+.1%} (median of pairs: {statistics.median(pairs) - 1:+.1%}); "
+        f"{store.stats.written_blocks} blocks were written"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="keys and values on disk")
+    parser.add_argument("what", choices=("restart", "writing"))
+    parser.add_argument("model", help="a converted folder")
+    parser.add_argument("--kv-disk", type=Path, required=True)
+    parser.add_argument("--host-memory", type=parse_bytes)
+    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--kv-tokens", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=8)
+    options = parser.parse_args()
+    {"restart": restart, "writing": writing}[options.what](options)
+
+
+if __name__ == "__main__":
+    main()
