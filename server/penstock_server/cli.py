@@ -136,12 +136,13 @@ def _rm(options: argparse.Namespace, settings: Settings) -> int:
 
 def _plan(options: argparse.Namespace, settings: Settings) -> int:
     from penstock_server.commands import architecture_table, model_table, plan_report
+    from penstock_server.commands.other_machine import OtherMachine
 
     if options.architectures:
         return architecture_table.run_architectures(settings)
     if options.table:
         return model_table.run_table(settings)
-    other = plan_report.OtherMachine.of(options.card, options.processor)
+    other = OtherMachine.of(options.card, options.processor)
     return plan_report.run_plan(settings, options.shape, other, options.price_per_hour, options.json)
 
 

@@ -18,12 +18,10 @@ from penstock.errors import ConfigError
 from penstock.generation.drafting.expectation import Assumed, assumed_head, assumed_model
 from penstock.kernels import expected_traits
 from penstock.memory import kept_uses
-from penstock.memory.hardware import DeviceProfile, HardwareProfile
-from penstock.memory.planning.cards import card_notes, find_card
+from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.memory.planning.planner import plan_memory
-from penstock.memory.planning.processors import Processor, find_processor, processor_note, with_processor
 from penstock.model.known_shapes import SHAPES, find_shape
 from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.pooling.pooling_config import pooling_config
@@ -35,6 +33,7 @@ from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_config
 from penstock.weights.store import planned_tensors
 from penstock.weights.tensors import ModelTensors
+from penstock_server.commands.other_machine import OtherMachine
 from penstock_server.facade.expected_drafts import (
     NUM_SEQS,
     draft_model_line,
@@ -52,35 +51,6 @@ from penstock_server.settings.settings import Settings
 PROMPT = 512
 #: More memory, of which a plan says what it would bring.
 MORE_BYTES = 4 << 30
-#: What a plan with an invented card takes from this machine.
-HOST_NOTE = "Memory, disk and processor are those of this machine, with its measured rates"
-
-
-@dataclass(frozen=True)
-class OtherMachine:
-    """What a plan invents in place of this machine's own parts."""
-
-    card: DeviceProfile | None
-    processor: Processor | None
-
-    @staticmethod
-    def of(card: str | None, processor: str | None) -> OtherMachine:
-        """By their names. Raises ConfigError for unknown ones."""
-        return OtherMachine(
-            None if card is None else find_card(card),
-            None if processor is None else find_processor(processor),
-        )
-
-    def in_place_of(self, hardware: HardwareProfile) -> tuple[HardwareProfile, list[str]]:
-        """The machine with these parts, and where their figures come from."""
-        notes = []
-        if self.processor is not None:
-            hardware = with_processor(hardware, self.processor)
-            notes.append(processor_note(self.processor))
-        if self.card is not None:
-            hardware = dataclasses.replace(hardware, device=self.card)
-            notes += card_notes(self.card) + ([] if self.processor else [HOST_NOTE])
-        return hardware, notes
 
 
 def run_plan(
