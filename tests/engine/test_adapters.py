@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from test_families import Built, Model, oracle_logits
 from tiny_models import VOCAB_SIZE, build
 
 from penstock.config import EngineConfig
+from penstock.drafters.draft_model import DraftModel
 from penstock.engine import Engine
 from penstock.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModel, WrongTensor
+from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.kernels.adapters.low_rank import LowRank, LowRankPart, PlainLowRank
 from penstock.kernels.cpu import NativeKernels
@@ -168,6 +171,31 @@ def test_any_company_gives_the_same_bits(llama: Path, num_resident: int | None) 
         assert engine.metrics.num_preemptions, "nothing was preempted: the cache is too large to test it"
     assert together == alone
     assert drafter.num_proposed
+
+
+@pytest.mark.parametrize("who", ["draft model", "planes"])
+def test_guesses_beside_adapters(llama: Path, who: str) -> None:
+    """A draft model knows nothing of adapters; upper planes are changed as the model is."""
+    asked: list[tuple[list[int], str | None]] = [([5, 6, 7 + i], (None, "a", "b")[i % 3]) for i in range(6)]
+    with load(llama) as engine:
+        expected = answers(engine, asked)
+    config, draft = SMALL, None
+    if who == "planes":
+        config = replace(SMALL, weights="planes", draft_with_planes=True)
+    else:
+        draft = DraftModel.load(llama / "int8", EngineConfig(), tokenizer=Ids())
+    with load(llama, config) as engine:
+        engine.scheduler._drafter = Speculation(lambda num_tokens: 1.0, draft or engine.draft_model)
+        assert answers(engine, asked) == expected
+        accepted = engine.metrics.accepted_tokens
+        assert accepted > (20 if who == "planes" else 10)
+    if draft is not None:
+        draft.close()
+
+
+def answers_differ(alone: list[tuple[list[int], Any]], asked: list[tuple[list[int], str | None]]) -> bool:
+    """The adapters change something: one token follows another than without, at least."""
+    return len({tuple(tokens) for tokens, _ in alone}) == len(asked)
 
 
 def test_blocks_belong_to_an_adapter(llama: Path) -> None:

@@ -297,7 +297,7 @@ class DraftModel:
             params = _within(sequence, own_size)
             if params is None:
                 return None
-            request = replace(sequence.request, params=params)
+            request = replace(sequence.request, params=params, adapter=None)  # of the other model
             twin = Sequence(sequence.sequence_id, request, self.model.max_model_len)
             self._twins[sequence.sequence_id] = _Twin(weakref.ref(sequence), {-1: twin})
         else:

@@ -155,7 +155,8 @@ class MTPDrafter:
                 continue  # the head's rows need tokens
             twin = self._twins.get(sequence.sequence_id)
             if twin is None:
-                rows = Sequence(sequence.sequence_id, sequence.request, self.head.max_model_len)
+                request = replace(sequence.request, adapter=None)  # which changes the model's layers
+                rows = Sequence(sequence.sequence_id, request, self.head.max_model_len)
                 twin = _Twin(weakref.ref(sequence), rows, 1, hidden[:0])
                 self._twins[sequence.sequence_id] = twin
             hidden = self._norm_final(hidden[max(0, twin.end - start) :])
