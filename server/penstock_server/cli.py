@@ -1,5 +1,5 @@
-"""The command line: `penstock serve | batch | generate | fill | chat | plan | hardware | doctor | bench |
-convert | report | eval | kv`.
+"""The command line: `penstock serve | batch | generate | fill | chat | pull | list | rm | plan | hardware |
+doctor | bench | convert | report | eval | kv`.
 
 Exit codes: 0 done, 1 failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _needs_model(options: argparse.Namespace) -> bool:
     has_others = getattr(options, "shape", None) is not None or _wants_table(options)
-    return options.command not in ("hardware", "doctor", "kv") and not has_others
+    return options.command not in ("hardware", "doctor", "list", "rm", "kv") and not has_others
 
 
 def _check_contradictions(options: argparse.Namespace) -> None:
@@ -116,6 +116,24 @@ def _eval(options: argparse.Namespace, settings: Settings) -> int:
     return run_eval(settings, options.text, options.against, options.context, options.stride, options.json)
 
 
+def _pull(options: argparse.Namespace, settings: Settings) -> int:
+    from penstock_server.commands.pulling import run_pull
+
+    return run_pull(settings, options.convert, options.delete_original)
+
+
+def _list(options: argparse.Namespace, settings: Settings) -> int:
+    from penstock_server.commands.stored_models import run_list
+
+    return run_list(settings.cache_dir, options.json)
+
+
+def _rm(options: argparse.Namespace, settings: Settings) -> int:
+    from penstock_server.commands.stored_models import run_rm
+
+    return run_rm(settings.cache_dir, options.names)
+
+
 def _plan(options: argparse.Namespace, settings: Settings) -> int:
     from penstock_server.commands import architecture_table, model_table, plan_report
 
@@ -123,7 +141,8 @@ def _plan(options: argparse.Namespace, settings: Settings) -> int:
         return architecture_table.run_architectures(settings)
     if options.table:
         return model_table.run_table(settings)
-    return plan_report.run_plan(settings, options.shape, options.card, options.price_per_hour, options.json)
+    other = plan_report.OtherMachine.of(options.card, options.processor)
+    return plan_report.run_plan(settings, options.shape, other, options.price_per_hour, options.json)
 
 
 def _hardware(options: argparse.Namespace, settings: Settings) -> int:
@@ -191,6 +210,9 @@ _COMMANDS = {
     "batch": _batch,
     "report": _report,
     "eval": _eval,
+    "pull": _pull,
+    "list": _list,
+    "rm": _rm,
     "plan": _plan,
     "hardware": _hardware,
     "doctor": _doctor,

@@ -11,6 +11,7 @@ from textwrap import indent
 from typing import Any, NoReturn
 
 from penstock.memory.planning.cards import CARDS
+from penstock.memory.planning.processors import PROCESSORS
 from penstock.model.known_shapes import SHAPES
 from penstock_server import __version__
 from penstock_server.settings.sources import add_flags
@@ -200,12 +201,40 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def _add_pull(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, "pull")
+    parser.add_argument(
+        "--convert", action="store_true",
+        help="convert the model when it is here (--weights, --group-size); its name then means the converted "
+        "copy",
+    )  # fmt: skip
+    parser.add_argument(
+        "--delete-original", action="store_true", help="with --convert: keep the converted copy alone"
+    )
+
+
+def _add_list(parser: argparse.ArgumentParser) -> None:
+    _add_json(parser)
+    add_flags(parser, "list")
+
+
+def _add_rm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="+", metavar="NAME", help="a model as `penstock list` shows it")
+    add_flags(parser, "rm")
+
+
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_shape(parser, "a well-known model in place of MODEL")
     cards = ", ".join(card.name for card in CARDS)
     parser.add_argument(
         "--card", metavar="NAME", help=f"a well-known card in place of this machine's: {cards}"
     )
+    processors = ", ".join(processor.name for processor in PROCESSORS)
+    parser.add_argument(
+        "--processor", metavar="NAME",
+        help="a well-known processor in place of this machine's, and its RAM (another size may follow the "
+        f"name, as in 'M2 Pro 16GB'): {processors}",
+    )  # fmt: skip
     parser.add_argument(
         "--price-per-hour", type=_price, metavar="PRICE",
         help="what an hour of the machine costs: the plan then tells the price of a million tokens",
@@ -368,6 +397,9 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "generate": ("continue a text in the terminal", _add_generate),
     "fill": ("fill in the blanks of a text in the terminal", _add_fill),
     "chat": ("talk to a model in the terminal", _add_chat),
+    "pull": ("fetch a model from the hub, to be served without a network", _add_pull),
+    "list": ("list the models that were fetched, with their sizes", _add_list),
+    "rm": ("delete models that were fetched", _add_rm),
     "convert": ("write a model as INT8 or INT4, laid out to be streamed", _add_convert),
     "plan": ("tell what would lie in which memory, and how fast a step would be", _add_plan),
     "hardware": ("measure this machine: memory, disk, arithmetic, GPU", _add_hardware),

@@ -28,6 +28,8 @@ from penstock_server.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+#: The folder of converted repositories in the cache folder.
+CONVERTED = "models"
 #: The part of the layers after which a log gets a line: a log file can't show a bar.
 _LOGGED_PART = 0.25
 
@@ -59,8 +61,18 @@ class LoadProgress:
             self._bar.close()
 
 
+def converted_copy(cache_dir: Path, repository: str) -> Path:
+    """Where `pull --convert` writes a repository. The folder is there when all of it is."""
+    return cache_dir / CONVERTED / repository
+
+
 def find_folder(settings: Settings) -> Path:
-    """The folder or GGUF file of the settings' model, fetched if need be. Raises PenstockError."""
+    """The folder or GGUF file of the settings' model, fetched if need be; the copy of a repository that `pull
+    --convert` has made, if there is one. Raises PenstockError."""
+    copy = converted_copy(settings.cache_dir, settings.model)
+    if settings.revision is None and copy.is_dir() and not Path(settings.model).exists():
+        logger.info("%s is the converted copy in %s", settings.model, copy)
+        return copy
     return find_model(settings.model, settings.revision, settings.offline, settings.allow_pickle)
 
 

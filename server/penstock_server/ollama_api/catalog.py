@@ -162,6 +162,8 @@ def _capabilities(model: ServedModel | None) -> list[str]:
     found = ["completion"]
     if model is None:
         return found
+    if model.pooling is not None:
+        return ["embedding"] if model.task == "embed" else []
     tokenizer = model.tokenizer
     if model.forms.max_blanks:
         found.append("insert")

@@ -28,7 +28,7 @@ GENERATING = ("serve", "batch", "generate", "fill", "chat")
 COMPUTING = (*GENERATING, "bench")
 EVALUATING = (*COMPUTING, "eval")
 MEASURING = (*EVALUATING, "plan", "hardware")
-READING = (*EVALUATING, "convert", "report")
+READING = (*EVALUATING, "convert", "report", "pull")
 
 #: The groups in the order of --help.
 GROUPS = {

@@ -24,6 +24,8 @@ PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoke
 CONFIG_PATTERNS = ["config.json", "modules.json", "sentence_bert_config.json", "[0-9]*_*/config.json"]
 #: Pickles with a model's weights.
 PICKLE_PATTERNS = ["pytorch_model.bin", "pytorch_model-*-of-*.bin"]
+#: Second copies of the weights: under the names of Mistral's own code, and in folders for other programs.
+COPIES = [CONSOLIDATED, "*/*.safetensors"]
 
 
 def find_config(model: str | Path, revision: str | None = None, offline: bool = False) -> Path:
@@ -73,6 +75,16 @@ def _local(model: str | Path) -> Path | None:
     return None
 
 
+def is_wanted(file: str, takes_pickles: bool = False) -> bool:
+    """Whether a file of a repository belongs to what find_model() fetches."""
+    patterns = PATTERNS + (PICKLE_PATTERNS if takes_pickles else [])
+    return _is_any(file, patterns) and not _is_any(file, COPIES)
+
+
+def _is_any(file: str, patterns: list[str]) -> bool:
+    return any(fnmatch.fnmatch(file, pattern) for pattern in patterns)
+
+
 def _has_safetensors(files: list[str]) -> bool:
     return any("/" not in file and file.endswith(".safetensors") for file in files)
 
@@ -100,7 +112,7 @@ def _repository_files(repository: str, revision: str | None, offline: bool) -> l
 
     try:
         return [] if offline else huggingface_hub.list_repo_files(repository, revision=revision)
-    except _fetch_errors():
+    except fetch_errors():
         return []
 
 
@@ -115,7 +127,7 @@ def _download(repository: str, revision: str | None, offline: bool, patterns: li
                 repository,
                 revision=revision,
                 allow_patterns=patterns,
-                ignore_patterns=[CONSOLIDATED],
+                ignore_patterns=COPIES,
                 local_files_only=offline,
             )
         )
@@ -124,7 +136,7 @@ def _download(repository: str, revision: str | None, offline: bool, patterns: li
             f"{repository} (revision {revision or 'main'}) is not in the local cache, and there is no folder "
             f"of that name. {_why_not_fetched(offline, error.__cause__)}, and give the path of its folder"
         ) from error
-    except _fetch_errors() as error:
+    except fetch_errors() as error:
         raise DownloadError(
             f"{repository} (revision {revision or 'main'}) can't be fetched: {error}. Check the name, the "
             "revision, for gated models the token (HF_TOKEN), and the proxy if there is one (HTTPS_PROXY)"
@@ -151,7 +163,7 @@ def _why_not_fetched(offline: bool, cause: BaseException | None) -> str:
     )
 
 
-def _fetch_errors() -> tuple[type[Exception], ...]:
+def fetch_errors() -> tuple[type[Exception], ...]:
     """What huggingface_hub raises where it can't fetch. Its library for HTTP has errors that are no OSError,
     as when a proxy refuses; an ImportError means that a package for the kind of proxy is missing."""
     from huggingface_hub import errors
