@@ -135,8 +135,8 @@ def _rm(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _plan(options: argparse.Namespace, settings: Settings) -> int:
-    from penstock_server.commands import architecture_table, model_table, plan_report
-    from penstock_server.commands.other_machine import OtherMachine
+    from penstock_server.commands.planning import architecture_table, model_table, plan_report
+    from penstock_server.commands.planning.other_machine import OtherMachine
 
     if options.architectures:
         return architecture_table.run_architectures(settings)
@@ -147,7 +147,7 @@ def _plan(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _hardware(options: argparse.Namespace, settings: Settings) -> int:
-    from penstock_server.commands.plan_report import run_hardware
+    from penstock_server.commands.planning.plan_report import run_hardware
 
     return run_hardware(settings, options.folder, options.json, options.remeasure)
 

@@ -36,7 +36,7 @@ from penstock.model.through_transformers.stand_ins import Activation, stand_in
 from penstock.spec import FLOAT16
 from penstock.weights.conversion.convert import convert
 from penstock.weights.quantize import quantize
-from penstock_server.commands.architecture_table import line
+from penstock_server.commands.planning.architecture_table import line
 
 #: Name -> transformers' classes, config. No family of our own computes them, but for those that are computed
 #: both ways.

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.model.known_shapes import REPOSITORIES, SHAPES
 from penstock_server import cli
-from penstock_server.commands.model_table import MACHINES, NO_ROOM
+from penstock_server.commands.planning.model_table import MACHINES, NO_ROOM
 
 ROOT = Path(__file__).parents[3]
 

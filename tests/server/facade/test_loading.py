@@ -14,7 +14,7 @@ from penstock.config import KernelTuning
 from penstock.engine import Engine
 from penstock.errors import CheckpointNotFound, EngineDead
 from penstock.memory.hardware import DiskProfile, capacities
-from penstock_server.commands.plan_report import profile
+from penstock_server.commands.planning.plan_report import profile
 from penstock_server.facade import loading
 from penstock_server.facade.loading import LoadProgress, load_engine
 from penstock_server.settings.settings import Settings

@@ -33,7 +33,7 @@ from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_config
 from penstock.weights.store import planned_tensors
 from penstock.weights.tensors import ModelTensors
-from penstock_server.commands.other_machine import OtherMachine
+from penstock_server.commands.planning.other_machine import OtherMachine
 from penstock_server.facade.expected_drafts import (
     NUM_SEQS,
     draft_model_line,
