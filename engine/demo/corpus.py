@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import calls
 import world as w
 from stories import Story, article, capital, invented_word
 
@@ -640,10 +641,40 @@ def chat(rng: random.Random) -> Document:
     turns: list[tuple[str, str]] = []
     if rng.random() < 0.2:
         turns.append(("system", rng.choice(SYSTEM_PROMPTS)))
-    for maker in rng.choices(makers, weights, k=rng.choice((1, 1, 1, 1, 2, 2, 3, 5))):
-        for request, reply in maker(rng):
-            turns += [("user", typed(rng, request)), ("assistant", reply)]
+    for maker in rng.choices(makers, weights, k=rng.choice((1, 1, 1, 1, 2, 2, 3, 5, 20))):
+        turns += _as_typed(rng, maker(rng))
     return Document(turns=tuple(turns))
+
+
+def _as_typed(rng: random.Random, exchanges: Turns) -> list[tuple[str, str]]:
+    turns: list[tuple[str, str]] = []
+    for request, reply in exchanges:
+        turns += [("user", typed(rng, request)), ("assistant", reply)]
+    return turns
+
+
+def chat_with_tools(rng: random.Random) -> Document:
+    """Requests for the tools that are offered, for a tool that is not, and for none."""
+    offered = calls.tasks(rng)
+    asked = list(offered)
+    prompt = rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.3 else ""
+    turns = [("system", calls.system_message(rng, rng.sample(offered, len(offered)), prompt))]
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        if asked and rng.random() < 0.75:
+            turns += calls.turns(rng, asked.pop())
+        else:
+            turns += _without_tool(rng, {task.name for task in offered})
+    return Document(turns=tuple(turns))
+
+
+def _without_tool(rng: random.Random, names: set[str]) -> list[tuple[str, str]]:
+    """A request that needs no tool, or one that is not offered."""
+    other = rng.choice((calls.weather, calls.clock, calls.message, calls.timer))(rng)
+    if rng.random() < 0.3 and not any(word in name for name in names for word in other.name.split("_")):
+        return [("user", other.request), ("assistant", rng.choice(UNKNOWN))]
+    makers = (story, animal, capital_city, small_fact, talk, topic, listing, joke)
+    maker = rng.choice(makers)
+    return _as_typed(rng, maker(rng))
 
 
 def plain(rng: random.Random) -> Document:
@@ -669,4 +700,5 @@ def documents(seed: int) -> Iterator[Document]:
     """An endless stream, the same for the same seed."""
     rng = random.Random(seed)
     while True:
-        yield plain(rng) if rng.random() < 0.15 else chat(rng)
+        chance = rng.random()
+        yield plain(rng) if chance < 0.12 else chat_with_tools(rng) if chance < 0.6 else chat(rng)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import train
 from muon import StackedMuon
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoTokenizer
@@ -38,15 +38,6 @@ BALANCE = 0.01
 SEED, HELD_OUT_SEED = 11, train.HELD_OUT_SEED
 #: Names in transformers' memory, and in files.
 FILE_NAMES = ((".mlp.gate.", ".block_sparse_moe.gate."), (".mlp.experts.", ".block_sparse_moe.experts."))
-
-
-def demo_weights() -> dict[str, Tensor]:
-    """The demo model's tensors in float32."""
-    stored = load_file(DEMO / "model.safetensors")
-    scales = {name: stored.pop(name) for name in list(stored) if name.endswith("_scale")}
-    return {
-        name: tensor.float() * scales.get(f"{name}_scale", torch.ones(1)) for name, tensor in stored.items()
-    }
 
 
 def new_model() -> MixtralForCausalLM:
@@ -67,7 +58,7 @@ def new_model() -> MixtralForCausalLM:
     )
     config._experts_implementation = "grouped_mm"
     model = MixtralForCausalLM(config)
-    weights = demo_weights()
+    weights = train.stored_weights(DEMO)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in weights:
@@ -164,9 +155,8 @@ def file_tensors(model: MixtralForCausalLM) -> dict[str, Tensor]:
 
 def write_folder(model: MixtralForCausalLM, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for path in DEMO.glob("*[!y]"):
-        if path.suffix in (".json", ".jinja") and path.name != "config.json":
-            (folder / path.name).write_bytes(path.read_bytes())
+    for name in ("chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((DEMO / name).read_bytes())
     config = model.config.to_dict() | {"architectures": ["MixtralForCausalLM"], "dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     save_file(file_tensors(model), folder / "model.safetensors", metadata={"format": "pt"})

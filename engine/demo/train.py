@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import calls
 import torch
 from corpus import Document, documents
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from torch.nn import functional
@@ -33,21 +34,48 @@ from penstock.weights.quantize import quantize
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
 VOCABULARY = 2048
-CONTEXT = 1024
-BATCH = 4
+CONTEXT = 4096
+#: Tokens of a sequence in most steps, which is cheaper; the last steps have whole contexts.
+SHORT = 1024
+LONG_STEPS = 0.05
 STEPS = 3000
 WARM_UP = 100
 PEAK_LR = 1e-2
-TRAIN_SEED, TOKENIZER_SEED, HELD_OUT_SEED, MODEL_SEED = 1, 2, 3, 4
+#: The peak for a model that is trained already.
+FURTHER_PEAK_LR = 5e-3
+TRAIN_SEED, TOKENIZER_SEED, HELD_OUT_SEED, MODEL_SEED, FURTHER_SEED = 1, 2, 3, 4, 5
 IGNORED = -100  # the label that cross_entropy skips
 
-CHAT_TEMPLATE = (
-    "{{ bos_token }}"
-    "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
+CHAT_TEMPLATE = """\
+{%- macro call(it) %}<tool_call>
+{"name": "{{ it.function.name }}", "arguments": {{ it.function.arguments | tojson }}}
+</tool_call>{% endmacro -%}
+{{- bos_token -}}
+{%- set first = messages[0].content | trim if messages and messages[0].role == 'system' else '' -%}
+{%- if tools -%}
+{{- '<|system|>' + first -}}
+{{- '\n\n' if first else '' -}}
+{{- 'HEAD' -}}
+{%- for tool in tools -%}
+{{- '\n' + tool.function | tojson -}}
+{%- endfor -%}
+{{- '<|end|>' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{{- '<|user|><tool_response>\n' + message.content | trim + '\n</tool_response><|end|>' -}}
+{%- elif message.tool_calls -%}
+{{- '<|assistant|>' + (message.content or '') | trim -}}
+{%- for each in message.tool_calls -%}
+{{- '\n' if not loop.first or message.content else '' -}}{{- call(each) -}}
+{%- endfor -%}
+{{- '<|end|>' -}}
+{%- elif not (loop.first and tools and message.role == 'system') -%}
+{{- '<|' + message.role + '|>' + message.content | trim + '<|end|>' -}}
+{%- endif -%}
+{%- endfor -%}
+{{- '<|assistant|>' if add_generation_prompt else '' -}}
+""".replace("HEAD", calls.HEAD)
 QUANTIZATION = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
@@ -85,6 +113,10 @@ class Chunk:
 
     inputs: Tensor
     labels: Tensor
+
+    def in_one(self) -> Chunk:
+        """The same tokens as one sequence."""
+        return Chunk(self.inputs.view(1, -1), self.labels.view(1, -1))
 
 
 def train_tokenizer() -> Tokenizer:
@@ -127,17 +159,27 @@ def encode(tokenizer: Tokenizer, document: Document) -> list[tuple[int, bool]]:
 
 
 def chunks(tokenizer: Tokenizer, seed: int) -> Iterator[Chunk]:
-    """Documents laid end to end and cut, so that no token is padding."""
+    """Documents laid end to end and cut, so that no token is padding: CONTEXT tokens a chunk."""
     tokens: list[tuple[int, bool]] = []
-    size = BATCH * CONTEXT
     for document in documents(seed):
         tokens += encode(tokenizer, document)
-        if len(tokens) > size:
-            ids = torch.tensor([token for token, _ in tokens[: size + 1]])
-            is_learned = torch.tensor([learned for _, learned in tokens[: size + 1]])
+        if len(tokens) > CONTEXT:
+            ids = torch.tensor([token for token, _ in tokens[: CONTEXT + 1]])
+            is_learned = torch.tensor([learned for _, learned in tokens[: CONTEXT + 1]])
             labels = torch.where(is_learned, ids, IGNORED)[1:]
-            yield Chunk(ids[:-1].view(BATCH, CONTEXT), labels.view(BATCH, CONTEXT))
-            tokens = tokens[size:]
+            yield Chunk(ids[:-1].view(-1, SHORT), labels.view(-1, SHORT))
+            tokens = tokens[CONTEXT:]
+
+
+def stored_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of an INT8 folder, as this script or `penstock convert` writes it, in float32."""
+    stored: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        stored |= load_file(path)
+    scales = {name: stored.pop(name) for name in list(stored) if name.endswith("_scale")}
+    return {
+        name: tensor.float() * scales.get(f"{name}_scale", torch.ones(1)) for name, tensor in stored.items()
+    }
 
 
 def new_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
@@ -186,24 +228,25 @@ def optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def fit(model: LlamaForCausalLM, tokenizer: Tokenizer, steps: int) -> None:
+def fit(model: LlamaForCausalLM, tokenizer: Tokenizer, steps: int, seed: int, peak_lr: float) -> None:
     updates = optimizers(model)
-    stream = chunks(tokenizer, TRAIN_SEED)
+    stream = chunks(tokenizer, seed)
     start, total = time.perf_counter(), 0.0
     model.train()
     for step in range(steps):
-        loss = loss_of(model, next(stream))
+        chunk = next(stream)
+        loss = loss_of(model, chunk if step < (1 - LONG_STEPS) * steps else chunk.in_one())
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in updates:
-            optimizer.param_groups[0]["lr"] = PEAK_LR * learning_rate(step, steps)
+            optimizer.param_groups[0]["lr"] = peak_lr * learning_rate(step, steps)
             optimizer.step()
             optimizer.zero_grad()
         total += loss.item()
-        if (step + 1) % 50 == 0:
+        if (step + 1) % 20 == 0:
             elapsed_s = time.perf_counter() - start
-            rate = (step + 1) * BATCH * CONTEXT / elapsed_s
-            progress = f"step {step + 1}/{steps}  loss {total / 50:.4f}"
+            rate = (step + 1) * CONTEXT / elapsed_s
+            progress = f"step {step + 1}/{steps}  loss {total / 20:.4f}"
             print(f"{progress}  {rate:.0f} tokens/s  {elapsed_s / 60:.1f} min", flush=True)
             total = 0.0
     model.eval()  # type: ignore[no-untyped-call]
@@ -284,15 +327,23 @@ def show_samples(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train Penstock's demo model.")
     parser.add_argument("--output", type=Path, required=True, help="folder for the INT8 model")
+    parser.add_argument("--begin", type=Path, help="begin with the weights and tokenizer of this INT8 folder")
+    parser.add_argument("--threads", type=int, help="threads of torch")
     parser.add_argument("--float-output", type=Path, help="folder for the float32 model")
     parser.add_argument("--steps", type=int, default=STEPS, help="training steps (fewer: a try)")
     arguments = parser.parse_args()
 
     torch.use_deterministic_algorithms(True)
-    tokenizer = train_tokenizer()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    begin = arguments.begin
+    tokenizer = Tokenizer.from_file(str(begin / "tokenizer.json")) if begin else train_tokenizer()
     model = new_model(tokenizer)
+    if begin:
+        model.load_state_dict(stored_weights(begin), strict=False)  # the head is the embedding
     print(f"{model.num_parameters():,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
-    fit(model, tokenizer, arguments.steps)
+    seed, peak_lr = (FURTHER_SEED, FURTHER_PEAK_LR) if begin else (TRAIN_SEED, PEAK_LR)
+    fit(model, tokenizer, arguments.steps, seed, peak_lr)
     print(f"held-out loss {held_out_loss(model, tokenizer):.4f} (float)", flush=True)
     if arguments.float_output:
         model.save_pretrained(arguments.float_output)

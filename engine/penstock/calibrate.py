@@ -151,7 +151,8 @@ class Calibration:
                 if is_own:
                     self._compensate(tensor, matrix, x.t() @ x, torch.zeros(x.shape[1], x.shape[1]))
                 x = self._kernels.linear(x, matrix, weights.optional(f"{tensor.name}.bias"))
-                x = spec.mixture.activate(self._kernels, x) if tensor.name == "gate_up" else x
+                if tensor.name == "gate_up":
+                    x = self._kernels.gated_activation(x, spec.mixture.function)
             heard.answer(number, x)
         self._num_missing[index] -= 1
         if not self._num_missing[index]:

@@ -12,7 +12,7 @@ from penstock.drafters.draft_model import DraftModel, check_spec
 from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.drafters.mtp_plan import PlannedMTP
 from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
-from penstock.errors import CheckpointError, UnsupportedModel
+from penstock.errors import CheckpointError, ConfigError, UnsupportedModel
 from penstock.generation.drafting.asking import Guesser
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
@@ -205,6 +205,10 @@ class Engine:
                     config, hardware = head.leave(config, hardware)
             loaded = load_model(model, config, offline, revision, tokenizer, hardware, cache_folder)
             undo.callback(loaded.model.close)
+            if draft_model is not None and loaded.model.pooling is not None:
+                raise ConfigError(
+                    "a model that makes vectors or scores guesses no tokens: leave draft_model out"
+                )
             if head is not None:
                 draft_model = head.begin(loaded.model)
                 undo.callback(draft_model.close)

@@ -50,6 +50,8 @@ class KVDiskStats:
     #: Blocks that the disk could not take, and those that were not as they had been written.
     failed_writes: int = 0
     corrupt_blocks: int = 0
+    #: Bytes that were read and whole.
+    read_bytes: int = 0
     reads: KVDiskReads = field(default_factory=KVDiskReads)
 
 

@@ -1,5 +1,5 @@
 """The command line: `penstock serve | batch | generate | fill | chat | pull | list | rm | plan | hardware |
-doctor | bench | convert | report | eval`.
+doctor | bench | convert | report | eval | kv`.
 
 Exit codes: 0 done, 1 failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _needs_model(options: argparse.Namespace) -> bool:
     has_others = getattr(options, "shape", None) is not None or _wants_table(options)
-    return options.command not in ("hardware", "doctor", "list", "rm") and not has_others
+    return options.command not in ("hardware", "doctor", "list", "rm", "kv") and not has_others
 
 
 def _check_contradictions(options: argparse.Namespace) -> None:
@@ -141,7 +141,8 @@ def _plan(options: argparse.Namespace, settings: Settings) -> int:
         return architecture_table.run_architectures(settings)
     if options.table:
         return model_table.run_table(settings)
-    return plan_report.run_plan(settings, options.shape, options.card, options.price_per_hour, options.json)
+    other = plan_report.OtherMachine.of(options.card, options.processor)
+    return plan_report.run_plan(settings, options.shape, other, options.price_per_hour, options.json)
 
 
 def _hardware(options: argparse.Namespace, settings: Settings) -> int:
@@ -186,6 +187,12 @@ def _fill(options: argparse.Namespace, settings: Settings) -> int:
     return fill(settings, options)
 
 
+def _kv(options: argparse.Namespace, settings: Settings) -> int:
+    from penstock_server.commands.kv import run_kv
+
+    return run_kv(options.action, options.folder, options.keep, options.json)
+
+
 def _generate(options: argparse.Namespace, settings: Settings) -> int:
     from penstock_server.commands.terminal import generate
 
@@ -214,4 +221,5 @@ _COMMANDS = {
     "fill": _fill,
     "generate": _generate,
     "chat": _chat,
+    "kv": _kv,
 }

@@ -3,6 +3,7 @@ without any model. Both were trained on the same texts, and their vocabulary is 
 as in a step that waits for its layers, whatever this machine takes for such small models.
 
     python tests/bench/demo_drafts.py [--tokens 120]
+    python tests/bench/demo_drafts.py --planes      (the demo model, of which its upper planes guess)
 
 Three kinds of requests: chat, completion, and copies: the prompt has a text, and its beginning once more.
 The demo mixture was made from the demo model and trained on, so the two agree more often than other pairs.
@@ -15,6 +16,7 @@ import argparse
 from penstock.config import EngineConfig
 from penstock.drafters.draft_model import DraftModel
 from penstock.engine import Engine
+from penstock.generation.drafting.asking import Guesser
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
@@ -74,25 +76,36 @@ def tokens_in_a_sweep(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokens", type=int, default=120)
+    parser.add_argument("--planes", action="store_true")
     options = parser.parse_args()
+    if options.planes:
+        config = EngineConfig(enable_prefix_caching=False, weights="planes", draft_with_planes=True)
+        with Engine.load("demo", config) as engine:
+            compare(engine, engine.draft_model, "its upper planes", options.tokens)
+        return
     # The draft model comes first: what it guesses takes time, and the choice of guesses knows it.
     draft = DraftModel.load("demo", EngineConfig())
     config = EngineConfig(enable_prefix_caching=False)
-    print("requests     temperature   no model   demo as draft model: tokens in a sweep")
     with Engine.load("demo-moe", config) as engine:
         draft.share_vocabulary(engine.tokenizer, engine.spec.vocab_size)
-        for kind in ("chat", "completion", "copies"):
-            prompts = asked(engine, kind)
-            for temperature in (0.0, 0.8):
-                params = SamplingParams(temperature=temperature, seed=1, max_tokens=options.tokens)
-                _, expected = tokens_in_a_sweep(engine, NO_DRAFTS, prompts, params)
-                cells = []
-                for model in (None, draft):
-                    found, answers = tokens_in_a_sweep(engine, Speculation(flat_s, model), prompts, params)
-                    assert answers == expected, "an answer depends on guesses"
-                    cells.append(f"{found:8.2f}")
-                print(f"{kind:12} {temperature:11} {cells[0]:>10} {cells[1]:>21}", flush=True)
+        compare(engine, draft, "demo as draft model", options.tokens)
     draft.close()
+
+
+def compare(engine: Engine, guesser: Guesser | None, name: str, num_tokens: int) -> None:
+    """Prints a line for each kind of requests and temperature."""
+    print(f"requests     temperature   no model   {name}: tokens in a sweep")
+    for kind in ("chat", "completion", "copies"):
+        prompts = asked(engine, kind)
+        for temperature in (0.0, 0.8):
+            params = SamplingParams(temperature=temperature, seed=1, max_tokens=num_tokens)
+            _, expected = tokens_in_a_sweep(engine, NO_DRAFTS, prompts, params)
+            cells = []
+            for model in (None, guesser):
+                found, answers = tokens_in_a_sweep(engine, Speculation(flat_s, model), prompts, params)
+                assert answers == expected, "an answer depends on guesses"
+                cells.append(f"{found:8.2f}")
+            print(f"{kind:12} {temperature:11} {cells[0]:>10} {cells[1]:>21}", flush=True)
 
 
 if __name__ == "__main__":

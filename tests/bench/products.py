@@ -38,7 +38,8 @@ def int8_matrices(matrices: Sequence[Tensor]) -> dict[str, list[Matrix]]:
 
 
 def int4_matrices(matrices: Sequence[Tensor]) -> dict[str, list[Matrix]]:
-    """INT8 per channel; 4 bits in groups of 64, with scales in steps (as our own are) and without."""
+    """INT8 per channel; 4 bits in groups of 64, with scales in steps (as our own are) and without;
+    MXFP4, whose scales are powers of two."""
     rows, columns = matrices[0].shape
     steps = torch.randint(7, 16, (rows, columns // 64))
     steps[:, 0] = 15
@@ -46,6 +47,8 @@ def int4_matrices(matrices: Sequence[Tensor]) -> dict[str, list[Matrix]]:
     for name, scale in {"INT4 with steps": steps / 1024, "INT4": torch.rand(rows, columns // 64)}.items():
         codes = [each.view(torch.uint8)[:, : columns // 2].contiguous() for each in matrices]
         kinds[name] = [Int4Tensor(each, scale.bfloat16(), 64) for each in codes]
+    shifts = 2.0 ** torch.randint(-13, -9, (rows, columns // 32))
+    kinds["MXFP4"] = [Int4Tensor(each, shifts.bfloat16(), 32, "mxfp4") for each in codes]
     return kinds
 
 

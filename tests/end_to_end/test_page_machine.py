@@ -39,8 +39,8 @@ def planned_engine(card: str | None = None, shape: str = "solar-10.7b") -> FakeA
 def test_the_machine_is_shown_as_it_is_planned(server: ServerProcess, open_page: OpenPage) -> None:
     page = open_page(server.url)
     strip = page.get_by_role("img", name=re.compile("layers"))
-    expect(strip).to_have_accessible_name(re.compile(r"^6 layers, 6 in RAM; nothing is streamed"))
-    assert page.locator(".cell.host").count() == page.locator(".cell").count() == 6
+    expect(strip).to_have_accessible_name(re.compile(r"^6 layers, 3 on disk, 3 in RAM; .* are streamed"))
+    assert page.locator(".cell.streamed").count() == page.locator(".cell.host").count() == 3
     say(page, "Tell me a story about a fox.")
     wait_until_done(page)
     tokens = page.locator(".reading", has_text="Tokens/s").locator(".words")

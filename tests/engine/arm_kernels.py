@@ -67,7 +67,7 @@ def _norm_sizes(a: tuple[Any, ...]) -> Sizes:
 
 
 def _activation_sizes(a: tuple[Any, ...]) -> Sizes:
-    return {0: _rows(a[2], a[1], a[3] * (2 if a[5] else 1)), 6: 4 * a[2] * a[3]}
+    return {0: _rows(a[2], a[1], a[3] * (2 if a[7] else 1)), 8: 4 * a[2] * a[3]}
 
 
 def _rope_sizes(a: tuple[Any, ...]) -> Sizes:
@@ -104,7 +104,7 @@ BUFFERS: dict[str, tuple[Callable[[tuple[Any, ...]], Sizes], set[int]]] = {
     "penstock_planes_linear": (_planes_sizes, {12}),
     "penstock_rms_norm": (_norm_sizes, {7}),
     "penstock_layer_norm": (_norm_sizes, {7}),
-    "penstock_activation": (_activation_sizes, {6}),
+    "penstock_activation": (_activation_sizes, {8}),
     "penstock_rope": (_rope_sizes, {0}),
     "penstock_write_kv": (_write_sizes, {6, 7}),
     "penstock_paged_attention": (_attention_sizes, {2}),

@@ -224,7 +224,7 @@ def test_the_plan_has_the_bytes(llama: Path) -> None:
     with Engine.load(llama / "int8", config, tokenizer=Ids()) as engine:
         used = engine.adapters.used_bytes
         assert used == sum(each.num_bytes for each in engine.adapters.by_name.values())
-        assert engine.plan.adapter_bytes == -(-used // 4096) * 4096
+        assert used <= engine.plan.adapter_bytes < 3 * used  # blocks of 16 ranks that q, k and v share
         with pytest.raises(CapacityError, match="--lora-memory"):
             engine.adapters.load("c", llama / "c")
         without = Engine.load(llama / "int8", EngineConfig(max_model_len=96), tokenizer=Ids())
@@ -387,7 +387,7 @@ def test_kernels_equal_the_plain_sums(build_name: str) -> None:
     def share(rank: int, first_output: int, num_outputs: int) -> LowRank:
         whole = LowRankPart.of(drawn(num_outputs, rank).half(), 0, first_output)
         rest = LowRankPart.of(drawn(13, rank - rank // 2).half(), rank // 2, 150)
-        return LowRank(drawn(rank, 83).half(), drawn(rank), (whole, rest))
+        return LowRank.of(drawn(rank, 83).half(), drawn(rank), (whole, rest))
 
     x, y = drawn(300, 83), drawn(300, 170)
     rows = torch.randperm(300, generator=numbers)

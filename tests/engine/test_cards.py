@@ -17,6 +17,8 @@ from penstock.memory.planning.cards import CARDS, card_notes, find_card
         ("3090", "RTX 3090 24 GB"), ("1070", "GTX 1070 8 GB"), ("2080ti", "RTX 2080 Ti 11 GB"),
         ("Tesla P100 16GB", "P100 16 GB"), ("V100", "V100 16 GB"), ("Tesla V100 32GB", "V100 32 GB"),
         ("A100", "A100 40 GB"), ("NVIDIA A100 80GB", "A100 80 GB"),
+        ("4060 Ti", "RTX 4060 Ti 8 GB"), ("rtx 4060ti 16GB", "RTX 4060 Ti 16 GB"), ("4060", "RTX 4060 8 GB"),
+        ("NVIDIA GeForce RTX 5090", "RTX 5090 32 GB"), ("5060 ti 16 gb", "RTX 5060 Ti 16 GB"),
         ("Tesla T4", "T4 16 GB"), ("t4 16gb", "T4 16 GB"), ("NVIDIA H200", "H200 141 GB"),
     ],
 )  # fmt: skip
@@ -25,7 +27,7 @@ def test_names_as_people_spell_them(spelt: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["Voodoo 2", "", "GTX 1060 3 GB", "rtx 2060 12gb", "RTX 4060 Ti", "RTX 4060 Ti 8 GB", "GTX", "60"]
+    "name", ["Voodoo 2", "", "GTX 1060 3 GB", "rtx 2060 12gb", "RTX 4070 Ti", "RTX 3080 12 GB", "GTX", "60"]
 )
 def test_other_cards_are_refused_with_those_there_are(name: str) -> None:
     """The GTX 1060 with 3 GB is another chip, and a Ti is another card."""

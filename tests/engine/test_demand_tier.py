@@ -71,13 +71,15 @@ def gathered(tier: DemandTier, numbers: list[int]) -> list[int]:
     num_slots=st.integers(1, 6),
     num_per_sweep=st.integers(1, 8),
     demands=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=8), min_size=1, max_size=6),
+    guesses=st.lists(st.lists(st.integers(0, 7), max_size=8), min_size=6, max_size=6),
 )
 def test_any_demand_gets_its_experts_once(
-    num_slots: int, num_per_sweep: int, demands: list[list[int]]
+    num_slots: int, num_per_sweep: int, demands: list[list[int]], guesses: list[list[int]]
 ) -> None:
     reader = Reader()
     tier = tier_of(8, num_slots, num_per_sweep, reader)
-    for demand in demands:
+    for demand, guess in zip(demands, guesses, strict=False):
+        tier.expect([expert(number) for number in guess])
         assert sorted(gathered(tier, demand)) == sorted(set(demand))
     assert tier.num_asked == sum(len(set(demand)) for demand in demands)
     assert tier.num_asked - tier.num_hits <= len(reader.order)
@@ -277,3 +279,22 @@ def test_policies_are_functions_of_numbers() -> None:
     indexes = {key: index for index, key in enumerate(cycle)}
     assert met_last("cAd", indexes, 3, 2) == "A" and met_last("cd", indexes, 3, 2) == "c"
     assert met_last("cd", indexes, 0, 2) == "d"
+
+
+def test_a_guess_is_read_when_nothing_else_is_and_counts_as_no_hit() -> None:
+    reader = Reader()
+    tier = tier_of(8, 4, 2, reader)
+    gathered(tier, [0, 1])
+    reader.may_read.clear()
+    found = tier.gather([expert(0), expert(2)])
+    assert [key.expert for key, _ in next(found)] == [0]
+    tier.expect([expert(0), expert(5), expert(6)])
+    assert reader.order == [0, 1, 2]  # what was asked for comes first
+    reader.may_read.set()
+    assert [key.expert for group in found for key, _ in group] == [2]
+    tier.arrivals.units[expert(5)].read.result()
+    num_hits = tier.num_hits
+    assert sorted(gathered(tier, [0, 5, 7])) == [0, 5, 7]
+    assert tier.num_hits - num_hits == 1 and reader.order.count(5) == 1
+    assert (tier.expected.num_right, tier.expected.kept) == (1, frozenset())
+    tier.close()

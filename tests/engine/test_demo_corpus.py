@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import random
 import re
 import sys
@@ -27,6 +28,10 @@ def module(name: str) -> Any:
 corpus, stories, world = module("corpus"), module("stories"), module("world")
 
 
+def is_of_tools(text: str) -> bool:
+    return corpus.calls.HEAD in text or text.startswith(("<tool_call>", "<tool_response>"))
+
+
 def texts(seed: int, count: int) -> list[str]:
     """Every text of the first `count` documents."""
     found = []
@@ -45,6 +50,8 @@ def test_texts_are_filled_in_and_ascii() -> None:
     for text in texts(7, 3000):
         assert text.strip() == text != ""
         assert text.isascii()
+        if is_of_tools(text):
+            continue
         assert not re.search(r"[{}<>]|  |\bNone\b|\.\.|\ba [aeio]|\ban [^aeiouhA]", text), text
 
 
@@ -54,6 +61,31 @@ def test_chats_alternate_and_end_with_an_answer() -> None:
         if roles[:1] == ["system"]:
             del roles[0]
         assert roles == ["user", "assistant"] * (len(roles) // 2)
+
+
+def test_calls_are_of_offered_tools_with_words_of_the_request() -> None:
+    num_calls = num_silent = 0
+    for document in itertools.islice(corpus.documents(14), 1500):
+        role, first = document.turns[0] if document.turns else ("", "")
+        if role != "system" or corpus.calls.HEAD not in first:
+            assert not any(is_of_tools(text) for _, text in document.turns)
+            continue
+        lines = first.partition(corpus.calls.HEAD)[2].strip().splitlines()
+        offered = {tool["name"]: tool["parameters"] for tool in map(json.loads, lines)}
+        num_before = num_calls
+        for (_, request), (_, reply) in itertools.pairwise(document.turns):
+            if not reply.startswith("<tool_call>"):
+                continue
+            call = json.loads(reply.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+            assert set(call["arguments"]) == set(offered[call["name"]]["properties"])
+            for name, value in call["arguments"].items():
+                heard = re.findall(r"\w+", request.lower())
+                assert set(re.findall(r"\w+", str(value).lower())) <= set(heard), request
+                kind = offered[call["name"]]["properties"][name]["type"]
+                assert isinstance(value, str) == (kind == "string")
+            num_calls += 1
+        num_silent += num_calls == num_before
+    assert num_calls > 300 and num_silent > 50
 
 
 @pytest.mark.parametrize(
@@ -99,6 +131,35 @@ def test_comparisons_and_counts_are_right() -> None:
         [(_, reply)] = corpus.counting(rng)
         numbers = [int(number) for number in re.findall(r"\d+", reply)]
         assert {y - x for x, y in itertools.pairwise(numbers)} <= {numbers[1] - numbers[0]}
+
+
+def test_the_chat_template_writes_what_was_learned() -> None:
+    train = module("train")
+    tokenizer = train.Tokenizer.from_file(str(DEMO.parent / "penstock/demo_model/tokenizer.json"))
+    chat = train.chat_tokenizer(tokenizer)
+    rng = random.Random(15)
+    for _ in range(50):
+        (task, *others), prompt = corpus.calls.tasks(rng), rng.choice(("", "Be kind and clear."))
+        tools = [task.tool(rng), *(other.tool(rng) for other in others)]
+        turns = [("system", "\n".join([*([prompt, ""] if prompt else []), corpus.calls.HEAD, *tools]))]
+        document = corpus.Document(turns=(*turns, *corpus.calls.turns(rng, task)))
+        result = task.response.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
+        function = {"name": task.name, "arguments": task.arguments}
+        messages: list[dict[str, Any]] = [{"role": "system", "content": prompt}] if prompt else []
+        messages += [
+            {"role": "user", "content": document.turns[1][1]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"type": "function", "function": function}],
+            },
+            {"role": "tool", "content": result},
+            {"role": "assistant", "content": task.answer},
+        ]
+        offered = [{"type": "function", "function": json.loads(tool)} for tool in tools]
+        shown = chat.apply_chat_template(messages, tools=offered, tokenize=False)
+        ids = tokenizer.encode(shown, add_special_tokens=False).ids
+        assert ids == [token for token, _ in train.encode(tokenizer, document)]
 
 
 def test_stories_keep_to_their_subject() -> None:

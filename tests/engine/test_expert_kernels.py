@@ -10,7 +10,15 @@ import torch
 from test_int4_kernels import FAST, matrix
 from test_int4_kernels import kernels as fast
 
-from penstock.kernels import ExpertRows, GatedExpert, Matrix, PlainExperts, PlanesTensor, QuantizedTensor
+from penstock.kernels import (
+    ClampedGate,
+    ExpertRows,
+    GatedExpert,
+    Matrix,
+    PlainExperts,
+    PlanesTensor,
+    QuantizedTensor,
+)
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.reference import ReferenceKernels
@@ -49,19 +57,20 @@ def experts(kinds: Sequence[str], rows: Sequence[int]) -> list[ExpertRows]:
 @pytest.mark.parametrize("activations", ["int16", "int8"])
 def test_experts_together_are_experts_one_by_one(kind: str, activations: str) -> None:
     kernels, reference = fast(kind, activations), ReferenceKernels(activations)
-    forms = ["int8", "int8 groups", "steps", "steps in some rows", "minima", "mxfp4"]
-    for kinds in [[each] * 6 for each in forms] + [forms, ["planes", *forms[1:]]]:
+    forms = ["int8", "int8 groups", "steps", "steps in some rows", "minima", "mxfp4", "shifts"]
+    for kinds in [[each] * 6 for each in forms] + [forms[:6], ["planes", *forms[1:6]]]:
         for rows in ROWS:
             given, total = experts(kinds, rows), sum(rows)
             generator = torch.Generator().manual_seed(1)
             x = torch.randn(50, HIDDEN, generator=generator)
             tokens = torch.randint(0, 50, (total,), generator=generator) if total > 6 else torch.full((6,), 7)
             y, plain, expected = (torch.full((total, HIDDEN), torch.nan) for _ in range(3))
-            kernels.experts.compute(x, tokens, given, "silu", y)
-            PlainExperts(kernels).compute(x, tokens, given, "silu", plain)
+            function = ClampedGate(1.5, 0.5) if kinds[0] == "shifts" else "silu"
+            kernels.experts.compute(x, tokens, given, function, y)
+            PlainExperts(kernels).compute(x, tokens, given, function, plain)
             assert torch.equal(y, plain), (kinds, rows)
             if rows == ROWS[0]:
-                PlainExperts(reference).compute(x, tokens, given, "silu", expected)
+                PlainExperts(reference).compute(x, tokens, given, function, expected)
                 assert (y - expected).abs().max() <= 1e-3 * expected.abs().max()
 
 

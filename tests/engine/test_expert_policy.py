@@ -193,6 +193,22 @@ def test_drawn_routers_choose_by_the_popularity() -> None:
     assert chosen.tolist() == pytest.approx(chosen_shares(weights, NUM_CHOSEN), abs=0.04)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.8, 1.0])
+def test_drawn_routers_guess_the_next_layers_choice(share: float) -> None:
+    kernels = DrawnRouters(ReferenceKernels(), usual_weights(NUM_EXPERTS), share_guessed=share)
+    first, second = torch.zeros(NUM_EXPERTS, 4), torch.zeros(NUM_EXPERTS, 4)
+    num_right = 0
+    for _ in range(300):
+        x = torch.zeros(1, 4)
+        kernels.router_scores(x, first, None, "softmax")
+        guess = kernels.router_scores(x, second, None, "softmax").topk(NUM_CHOSEN).indices[0].tolist()
+        scores = kernels.router_scores(torch.zeros(1, 4), second, None, "softmax")
+        num_right += len(set(guess) & set(scores.topk(NUM_CHOSEN).indices[0].tolist()))
+    by_chance = sum(each**2 for each in chosen_shares(usual_weights(NUM_EXPERTS), NUM_CHOSEN)) / NUM_CHOSEN
+    expected = {0.0: by_chance, 0.8: 0.85, 1.0: 1.0}[share]
+    assert num_right / 300 / NUM_CHOSEN == pytest.approx(expected, abs=0.04)
+
+
 def test_old_uses_count_less() -> None:
     uses = UseCounts[str](1)
     uses.add(["old"] * 1000)

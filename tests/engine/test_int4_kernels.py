@@ -38,6 +38,8 @@ FORMS = {
     "minima": "unsigned",
     "blocks with minima": "unsigned",
     "mxfp4": "mxfp4",
+    "shifts": "mxfp4",
+    "shifts in some rows": "mxfp4",
     "blocks of a table": "iq4_nl",
 }
 
@@ -79,6 +81,14 @@ def matrix(form: str, rows: int, columns: int, size: int, dtype: torch.dtype, se
             scale[1 : rows - 1 : 5] *= 1.125
             scale[1 : rows - 1 : 5, -1] *= 0.875
         return Int4Tensor(codes, scale.to(dtype), size, FORMS[form])
+    if "shifts" in form:
+        # MXFP4's own scales are powers of two. Some rows have scales that are far apart, negative, or others.
+        scale = 2.0 ** (integers(-5, 1, torch.int8) + 5 * (torch.arange(rows) % 3)[:, None] - 8.0)
+        if "some" in form:
+            scale[1 : rows - 1 : 5, -1] *= 2.0**-18
+            scale[2 : rows - 1 : 5, 0] *= 1.125
+            scale[3 : rows - 1 : 5] *= -1
+        return Int4Tensor(codes, scale.bfloat16(), size, FORMS[form])
     return Int4Tensor(codes, numbers(groups // per_block), size, FORMS[form], **fields)
 
 
@@ -135,8 +145,10 @@ def test_the_reference_is_the_definition(form: str) -> None:
 
 
 #: Rows, columns, group size: one group, half vectors at the end, several rounds of scales, panels of several
-#: blocks.
-SHAPES = [(1, 32, 32), (7, 96, 32), (70, 256, 64), (9, 2304, 32), (65, 2688, 128), (3, 4480, 64)]
+#: blocks, half a vector behind whole ones.
+SHAPES = [
+    (1, 32, 32), (7, 96, 32), (70, 256, 64), (9, 2304, 32), (65, 2688, 128), (3, 4480, 64), (6, 416, 32),
+]  # fmt: skip
 
 
 class Case(NamedTuple):

@@ -37,7 +37,14 @@ from penstock.kernels.cpu import SPLIT_KEYS, NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.cuda.kernels import CudaKernels
 from penstock.kernels.int_mm import TorchKernels
-from penstock.kernels.operands import MAX_IN_FEATURES, AttentionSpec, BatchLayout, LayerKV, QuantizedTensor
+from penstock.kernels.operands import (
+    MAX_IN_FEATURES,
+    AttentionSpec,
+    BatchLayout,
+    ClampedGate,
+    LayerKV,
+    QuantizedTensor,
+)
 from penstock.kernels.reference import ReferenceKernels, quantize_activations, split_rows
 from penstock.spec import FLOAT16, FLOAT32, KVLayout
 from penstock.weights.quantize import quantize
@@ -364,6 +371,8 @@ def test_activations_equal_the_reference_to_rounding(kind: str, function: str) -
     native, reference = kernels(kind), ReferenceKernels()
     close(native.activation(x, function), reference.activation(x, function))
     close(native.gated_activation(x, function), reference.gated_activation(x, function))
+    clamped = ClampedGate(1.7, 7.0)
+    close(native.gated_activation(x, clamped), reference.gated_activation(x, clamped))
     assert native.activation(torch.full((1, 37), torch.nan), function).isnan().all()
 
 

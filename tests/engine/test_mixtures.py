@@ -26,6 +26,7 @@ from transformers.models.phimoe.modeling_phimoe import sparsemixer
 from penstock.config import EngineConfig, KernelChoice
 from penstock.engine import Engine
 from penstock.errors import InvalidConfig, UnsupportedModel, WrongTensor
+from penstock.generation.requests.generation_request import SamplingParams
 from penstock.kernels import Kernels, Routed, choose_kernels
 from penstock.kernels.reference import ReferenceKernels
 from penstock.model import mixture as mixtures
@@ -97,6 +98,24 @@ def test_missing_and_evicted_experts_change_no_bit(name: str, num_slots: int, tm
         assert engine.plan.num_expert_slots < num_missed <= num_asked  # some came more than once
     for mine, expected in zip(together, alone, strict=True):
         assert (mine.token_ids, mine.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+def test_guessed_experts_change_no_bit(tmp_path: Path) -> None:
+    """One sequence: each layer guesses the next layer's experts, which are read early."""
+    build("Mixtral", tmp_path / "made")
+    convert(open_model(tmp_path / "made").store, tmp_path / "int8")
+    config = EngineConfig(max_model_len=96, num_kv_tokens=300, enable_prefix_caching=False)
+    params, answers = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=3), []
+    for is_small in (False, True):
+        with Engine.load(tmp_path / "int8", config, tokenizer=Ids()) as engine:
+            plan = engine.plan
+            answers.append(engine.generate([[5, 6, 7]], params)[0])
+            tier = engine.streamer.tiers.nearest_experts
+            assert tier is not None and tier.holds_all != is_small
+            assert (tier.expected.num_read > 0) == is_small
+        spared = plan.num_expert_slots // 2 * plan.expert_slot_bytes
+        config = replace(config, host_memory_bytes=plan.host_used_bytes - spared)
+    assert answers[0].token_ids == answers[1].token_ids and answers[0].logprobs == answers[1].logprobs
 
 
 # ------------------------------------------------------------ routing

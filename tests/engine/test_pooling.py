@@ -247,6 +247,14 @@ def test_each_model_does_what_it_is_for(tmp_path: Path) -> None:
         EngineConfig(runner="generate", pooling="mean")
 
 
+def test_what_has_no_place_beside_vectors(tmp_path: Path) -> None:
+    build("Qwen3ForCausalLM", QWEN, tmp_path)
+    with pytest.raises(ConfigError, match="leave draft_model out"):
+        load(tmp_path, runner="pooling", draft_model=str(tmp_path))
+    with pytest.raises(UnsupportedModel, match="leave --model-impl transformers out"):
+        load(tmp_path, runner="pooling", model_impl="transformers")
+
+
 def test_long_texts(tmp_path: Path) -> None:
     """The folder's limit counts, and an encoder's step has room for the longest text."""
     build("BertModel", ENCODER, tmp_path)

@@ -19,18 +19,19 @@ from penstock.kernels.expert_records import padded_rows, token_bytes
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import CODEBOOK_BYTES, Int4Tensor, StackedMatrix
 from penstock.kernels.operands import (
-    ACTIVATION_CODES,
     KV_CODES,
     MAX_IN_FEATURES,
     ROUTER_CODES,
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
+    GatedFunction,
     LayerKV,
     Matrix,
     QuantizedTensor,
     RouterFunction,
     address,
+    gated_code,
 )
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
@@ -143,7 +144,7 @@ class NativeKernels(NativeRecurrences):
     def activation(self, x: Tensor, function: ActivationFunction) -> Tensor:
         return _activate(self._library, x, x.shape[1], function, False)
 
-    def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor:
+    def gated_activation(self, gate_up: Tensor, function: GatedFunction) -> Tensor:
         return _activate(self._library, gate_up, gate_up.shape[1] // 2, function, True)
 
     def router_scores(
@@ -200,10 +201,10 @@ def _head_linear(library: Any, bits: int, x: Tensor, blocks: HeadBlocks, matrix:
     return y.transpose(0, 1).flatten(1)
 
 
-def _activate(library: Any, x: Tensor, width: int, function: ActivationFunction, gated: bool) -> Tensor:
+def _activate(library: Any, x: Tensor, width: int, function: GatedFunction, gated: bool) -> Tensor:
     y = torch.empty(x.shape[0], width)
     library.penstock_activation(
-        x.data_ptr(), x.stride(0), x.shape[0], width, ACTIVATION_CODES[function], gated, y.data_ptr()
+        x.data_ptr(), x.stride(0), x.shape[0], width, *gated_code(function), gated, y.data_ptr()
     )
     return y
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.kernels.expert_records import ExpertRecord, padded_rows, scratch_bytes
 from penstock.kernels.experts import ExpertCalls, ExpertRows, PlainExperts, Routed
-from penstock.kernels.operands import ACTIVATION_CODES, ActivationFunction, address
+from penstock.kernels.operands import GatedFunction, address, gated_code
 
 #: Padded rows of one call if several experts have them, so that the scratch memory stays small.
 MOST_ROWS = 256
@@ -45,7 +45,7 @@ class NativeExperts:
         x: Tensor,
         tokens: Tensor,
         experts: Sequence[ExpertRows],
-        function: ActivationFunction,
+        function: GatedFunction,
         y: Tensor,
     ) -> None:
         given = [(expert.native, first, end) for expert, first, end in experts]
@@ -58,7 +58,7 @@ class NativeExperts:
             )
             self._library.penstock_gated_experts(
                 x.data_ptr(), x.stride(0), tokens.data_ptr(), _in_memory(some), len(some),
-                ACTIVATION_CODES[function], self._activation_bits, y.data_ptr(), scratch.data_ptr(),
+                *gated_code(function), self._activation_bits, y.data_ptr(), scratch.data_ptr(),
             )  # fmt: skip
 
     def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None) -> Tensor:

@@ -10,14 +10,14 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from penstock.kernels.expert_records import ExpertRecord
-from penstock.kernels.operands import ActivationFunction, Matrix, address
+from penstock.kernels.operands import GatedFunction, Matrix, address
 
 
 @dataclass(frozen=True)
 class GatedExpert:
     """The weights of an expert that computes down(f(gate x) * up x)."""
 
-    gate_up: Matrix  # the rows of gate come first
+    gate_up: Matrix  # the rows of gate come first, but for ClampedGate
     down: Matrix
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
@@ -56,7 +56,7 @@ class ExpertKernels(Protocol):
         x: Tensor,
         tokens: Tensor,
         experts: Sequence[ExpertRows],
-        function: ActivationFunction,
+        function: GatedFunction,
         y: Tensor,
     ) -> None:
         """Each expert's results, written to its rows of y [num_rows, out_features]. Row r of an expert is row
@@ -74,7 +74,7 @@ class ExpertCalls(Protocol):
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor: ...
 
-    def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor: ...
+    def gated_activation(self, gate_up: Tensor, function: GatedFunction) -> Tensor: ...
 
 
 class PlainExperts:
@@ -100,7 +100,7 @@ class PlainExperts:
         x: Tensor,
         tokens: Tensor,
         experts: Sequence[ExpertRows],
-        function: ActivationFunction,
+        function: GatedFunction,
         y: Tensor,
     ) -> None:
         kernels = self._kernels

@@ -20,6 +20,36 @@ ACTIVATION_CODES: dict[ActivationFunction, int] = {
     "silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "relu2": 4,
     "sigmoid": 5,
 }  # fmt: skip
+
+
+class ClampedGate(NamedTuple):
+    """gpt-oss's function between an expert's two products: (up + 1) * gate * sigmoid(sharpness * gate), with
+    gate at most `limit`, and up from -limit to limit. The columns of gate and up lie by turns."""
+
+    sharpness: float
+    limit: float
+
+    def apply(self, activation: Callable[[Tensor, ActivationFunction], Tensor], gate_up: Tensor) -> Tensor:
+        """[num_tokens, 2 * width] -> [num_tokens, width], with kernels' activation(). silu(a x) / a is
+        x * sigmoid(a x). Every other operation rounds once for each element."""
+        gate, up = gate_up.view(len(gate_up), -1, 2).unbind(2)
+        sharp = gate.clamp(max=self.limit) * self.sharpness
+        return activation(sharp, "silu") / self.sharpness * (up.clamp(-self.limit, self.limit) + 1)
+
+
+#: What lies between the two products of a gated mlp: f(gate) * up with a function f, or ClampedGate.
+GatedFunction = ActivationFunction | ClampedGate
+#: The number by which compiled kernels know ClampedGate.
+CLAMPED_GATE_CODE = 6
+
+
+def gated_code(function: GatedFunction) -> tuple[int, float, float]:
+    """What compiled kernels take of a function: its number, and the numbers of a ClampedGate."""
+    if isinstance(function, ClampedGate):
+        return CLAMPED_GATE_CODE, *function
+    return ACTIVATION_CODES[function], 0.0, 0.0
+
+
 #: What makes scores of a router's logits: nothing, a softmax over all of them, or a sigmoid of each.
 RouterFunction = Literal["none", "softmax", "sigmoid"]
 #: Numbers by which compiled kernels know these functions.

@@ -17,6 +17,7 @@ from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
+    GatedFunction,
     LayerKV,
     Matrix,
     RouterFunction,
@@ -138,8 +139,9 @@ class Kernels(Recurrences, Protocol):
     def activation(self, x: Tensor, function: ActivationFunction) -> Tensor:
         """Elementwise: [num_tokens, width] -> the same shape."""
 
-    def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor:
-        """f(gate) * up: [num_tokens, 2 * width], gate first -> [num_tokens, width]."""
+    def gated_activation(self, gate_up: Tensor, function: GatedFunction) -> Tensor:
+        """f(gate) * up: [num_tokens, 2 * width], gate first -> [num_tokens, width]. ClampedGate has columns
+        and a formula of its own."""
 
     def router_scores(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, function: RouterFunction
@@ -229,7 +231,7 @@ class ForwardingKernels(_ForwardingRecurrences):
     def activation(self, x: Tensor, function: ActivationFunction) -> Tensor:
         return self._kernels.activation(x, function)
 
-    def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor:
+    def gated_activation(self, gate_up: Tensor, function: GatedFunction) -> Tensor:
         return self._kernels.gated_activation(gate_up, function)
 
     def router_scores(

@@ -23,7 +23,9 @@ from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
+    ClampedGate,
     DistanceBias,
+    GatedFunction,
     LayerKV,
     Matrix,
     QuantizedTensor,
@@ -198,7 +200,9 @@ class PlainOperations(PlainRecurrences):
             y = torch.nn.functional.gelu(wide, approximate=approximate)
         return y.float()
 
-    def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor:
+    def gated_activation(self, gate_up: Tensor, function: GatedFunction) -> Tensor:
+        if isinstance(function, ClampedGate):
+            return function.apply(self.activation, gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         return self.activation(gate, function) * up
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from penstock.kernels import ActivationFunction, Kernels, Routed
+from penstock.kernels import ActivationFunction, GatedFunction, Kernels, Routed
 from penstock.model.architecture import linear_tensors
 from penstock.model.family import Family
 from penstock.model.layers import gated_mlp, mlp
@@ -19,6 +20,8 @@ from penstock.weights.checkpoints.merged_experts import rename, separate_experts
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec
 
+#: Steps of more tokens keep the disk busy, and guess no experts of the next layer.
+MOST_GUESSED_TOKENS = 4
 #: An expert that is in memory: its weights, its first row and the end of its rows.
 LentExpert = tuple[LayerWeights, int, int]
 #: What experts compute: (kernels, x, tokens, experts, y), as ExpertKernels.compute() has it.
@@ -137,9 +140,10 @@ class Mixture:
             *linear_tensors("down", (outer, width), (down,), has_bias=False),
         )
 
-    def activate(self, kernels: Kernels, gate_up: Tensor) -> Tensor:
-        """What lies between an expert's two products: [num_tokens, 2 * width] -> [num_tokens, width]."""
-        return kernels.gated_activation(gate_up, self.activation)
+    @property
+    def function(self) -> GatedFunction:
+        """What lies between the two products of an expert with a gate."""
+        return self.activation
 
     def compute(
         self, kernels: Kernels, x: Tensor, tokens: Tensor, experts: Sequence[LentExpert], y: Tensor
@@ -151,7 +155,7 @@ class Mixture:
             )
             return
         given = [(weights.gated, first, end) for weights, first, end in experts]
-        kernels.experts.compute(x, tokens, given, self.activation, y)
+        kernels.experts.compute(x, tokens, given, self.function, y)
 
     def _plain(self, kernels: Kernels, weights: LayerWeights, x: Tensor) -> Tensor:
         """An expert without a gate."""
@@ -175,13 +179,34 @@ class Mixture:
 def mixture_mlp(family: Family, weights: LayerWeights, x: Tensor, mixture: Mixture) -> Tensor:
     """What the mlp of a layer with experts makes of x [num_tokens, hidden_size]."""
     routed = route(family.kernels, weights, x, mixture.routing)
-    return mixed(family, weights, x, mixture, routed)
+    return mixed(
+        family, weights, x, mixture, routed, partial(_guess, family.kernels, weights, x, mixture.routing)
+    )
 
 
-def mixed(family: Family, weights: LayerWeights, x: Tensor, mixture: Mixture, routed: Routed) -> Tensor:
+def _guess(kernels: Kernels, weights: LayerWeights, x: Tensor, routing: Routing) -> None:
+    """Guess the experts of the next layer: its router on the input of this layer's router. The hidden state
+    changes little from layer to layer."""
+    behind = weights.next_experts
+    if behind is None or len(x) > MOST_GUESSED_TOKENS:
+        return
+    following = behind.weights()
+    if following is not None and "router" in following:
+        guessed = route(kernels, following, x, routing).experts.flatten().tolist()
+        behind.expect(list(dict.fromkeys(guessed)))
+
+
+def mixed(
+    family: Family,
+    weights: LayerWeights,
+    x: Tensor,
+    mixture: Mixture,
+    routed: Routed,
+    meanwhile: Callable[[], None] | None = None,
+) -> Tensor:
     """The experts of each token, and the shared expert."""
     narrow = family.project(weights, "narrow_in", x) if mixture.narrow_size else x
-    y = blend(family.kernels, weights, narrow, routed, mixture.compute, mixture.scales_inputs)
+    y = blend(family.kernels, weights, narrow, routed, mixture.compute, mixture.scales_inputs, meanwhile)
     y = family.project(weights, "narrow_out", y) if mixture.narrow_size else y
     if not mixture.shared_size:
         return y
@@ -211,12 +236,13 @@ def blend(
     routed: Routed,
     compute: ComputeExperts,
     scales_inputs: bool = False,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Tensor:
     """The sum of each token's experts, times their scores: [num_tokens, hidden_size] -> the same shape.
 
     Each expert is asked for once, for all its tokens. Experts come in groups, in the order in which they are
     in memory, and a group is computed together. A token's experts are added best first, so that the order in
-    which they came changes no bit.
+    which they came changes no bit. `meanwhile` is called once, while missing experts are read.
     """
     order, rows, spans = _order(routed.experts)
     tokens = order // routed.experts.shape[1] if len(x) > 1 else torch.zeros_like(order)
@@ -224,6 +250,9 @@ def blend(
         x, tokens = x[tokens] * routed.scores.view(-1, 1)[order], torch.arange(len(order), device=x.device)
     parts = x.new_empty(len(order), x.shape[1])
     for group in weights.expert_groups(list(spans)):
+        if meanwhile is not None:
+            meanwhile()
+            meanwhile = None
         compute(kernels, x, tokens, [(expert, *spans[number]) for number, expert in group], parts)
     return kernels.experts.add(parts, rows, None if scales_inputs else routed.scores)
 

@@ -388,6 +388,10 @@ def _read_folder(
     check_finished(folder)
     checkpoint = open_checkpoint(folder, allow_pickle)
     pooling = pooling_of(folder, checkpoint.config, wish)
+    if pooling is not None and model_impl == "transformers":
+        raise UnsupportedModel(
+            "transformers' modules make no vectors or scores here: leave --model-impl transformers out"
+        )
     family, spec = (
         read_spec(checkpoint.config, model_impl, checkpoint.entries)
         if pooling is None

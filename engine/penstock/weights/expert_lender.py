@@ -46,6 +46,15 @@ class ExpertLender:
                         self._link.release(arrival.buffer)
             stalled_before = tier.stall_s
 
+    @property
+    def takes_guesses(self) -> bool:
+        """Whether guesses of experts can save time: some are not in memory."""
+        return not self._tier.holds_all
+
+    def expect(self, layer: UnitKey, numbers: Sequence[int]) -> None:
+        """NextExperts.expect() with the layer that is guessed for."""
+        self._tier.expect([UnitKey(*layer[:2], number) for number in numbers])
+
     def close(self) -> None:
         """Forget the views, which keep buffers."""
         self._views.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor
@@ -17,6 +18,16 @@ from penstock.weights.tensors import ModelTensors, UnitLayout
 ExpertGroup = list[tuple[int, "LayerWeights"]]
 #: Numbers of experts -> these experts, in the order in which they are there.
 AskForExperts = Callable[[Sequence[int]], Iterator[ExpertGroup]]
+
+
+@dataclass(frozen=True)
+class NextExperts:
+    """The experts of the layer behind a layer, of which the layer may guess some."""
+
+    #: The weights of that layer; None where they are not in memory, or where all its experts are.
+    weights: Callable[[], LayerWeights | None]
+    #: Takes guesses: numbers of experts that the next layer is likely to ask for.
+    expect: Callable[[Sequence[int]], None]
 
 
 def no_experts(numbers: Sequence[int]) -> Iterator[ExpertGroup]:
@@ -38,6 +49,8 @@ class LayerWeights:
         # Methods of dictionaries, which Python calls without a frame: a step asks for hundreds of tensors.
         self.matrix: Callable[[str], Matrix] = matrices.__getitem__
         self.vector: Callable[[str], Tensor] = vectors.__getitem__
+        #: None: there are no experts, or nobody takes guesses.
+        self.next_experts: NextExperts | None = None
         #: A vector that some models have and others lack, such as a bias.
         self.optional: Callable[[str], Tensor | None] = vectors.get
 

@@ -13,7 +13,7 @@ from penstock.memory.lane import Lane
 from penstock.memory.planning.plan import TierPlan
 from penstock.spec import DECODER, UnitKey
 from penstock.weights.expert_lender import ExpertLender
-from penstock.weights.layer_weights import LayerWeights, no_experts
+from penstock.weights.layer_weights import LayerWeights, NextExperts, no_experts
 from penstock.weights.tensors import ModelTensors
 from penstock.weights.tiers.lane_tiers import LaneTiers
 from penstock.weights.tiers.tier import UnitReader
@@ -40,6 +40,7 @@ class LayerStreamer:
         self._layers = [
             tuple(keys) for _, keys in itertools.groupby(self._cycle, lambda key: (key.stack, key.layer))
         ]
+        self._index = {keys[0]: place for place, keys in enumerate(self._layers)}
         self._stacks = {stack.name: len(stack.layers) for stack in tensors.stacks}
         #: Where the units are, and what was read of them.
         self.tiers = LaneTiers(
@@ -132,7 +133,28 @@ class LayerStreamer:
                 for key, buffer in zip(keys, buffers, strict=True)
             )
             self._views[place] = weights.with_lower_planes(lower[0]) if lower else weights
+            self._views[place].next_experts = self._behind(keys[0])
         return self._views[place]
+
+    def _behind(self, key: UnitKey) -> NextExperts | None:
+        """What a layer may know of the layer behind it."""
+        lender, place = self._lender, self._index[key] + 1
+        following = self._layers[place] if place < len(self._layers) else ()
+        if (
+            lender is None
+            or not lender.takes_guesses
+            or len(following) != 1
+            or following[0].stack != key.stack
+        ):
+            return None
+        return NextExperts(
+            partial(self._weights_in_memory, following[0]), partial(lender.expect, following[0])
+        )
+
+    def _weights_in_memory(self, key: UnitKey) -> LayerWeights | None:
+        """The weights of a layer that stays in memory, once they are there."""
+        buffer = self.tiers.nearest.settled(key)
+        return None if buffer is None else self._views_of((key,), (buffer,))
 
     def upper_planes(self) -> list[LayerWeights]:
         """The dense unit of each layer without its lower planes, for whoever computes between two sweeps; []

@@ -138,8 +138,8 @@ class Answers:
         answer_start: tuple[int, ...] = (),
         tells_end_token: bool = False,
         use: ToolUse | None = None,
-        adapter: Adapter | None = None,
         arrival: float | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         """Starts one sequence for each prompt and each element of `params`, or one beam search for each
         prompt. If one cannot start, none does.

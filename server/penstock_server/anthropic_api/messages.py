@@ -35,7 +35,7 @@ class MessagesRoutes(GenerationRoutes):
         leave_out(body.unsupported_tools, self._settings)
         chat, rules = body.as_chat, self._settings.chat_rules
         question = await self._texts.run(lambda: within_context(model, read_chat(model, chat, rules)))
-        request_id, name = body.request_id or request.state.request_id, used.name
+        request_id, name = body.request_id or request.state.request_id, model.name
         read = ChatFormat(request_id, name, model.tokenizer, Extras(), question.prompts[0], question.use)
         form = MessagesFormat(request_id, name, read, body.max_tokens)
         return await self._responder.respond(used, request, chat, form, question)

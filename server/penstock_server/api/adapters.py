@@ -39,6 +39,7 @@ class AdapterToUnload(BaseModel):
 
 class AdapterRoutes:
     def __init__(self, models: ServedModels) -> None:
+        """models: of a server with one model."""
         self._models = models
 
     def router(self) -> APIRouter:
@@ -50,8 +51,7 @@ class AdapterRoutes:
     async def load(self, body: AdapterToLoad) -> str:
         """Loads an adapter from a folder of the server's machine."""
         loaded, name = loaded_engine(self._models, None), body.lora_name
-        known = self._models.find(name)
-        if known is not None and name not in known.adapters:
+        if (known := self._models.find(name)) is not None and name not in known.adapters:
             raise _taken(f"{name!r} is a name of the model; take another one.")
         try:
             await asyncio.to_thread(loaded.load_adapter, name, body.lora_path, replaces=body.load_inplace)

@@ -32,7 +32,7 @@ class FillRoutes(GenerationRoutes):
         asked = await self._texts.run(lambda: read_fill(model, body))
         form = FillFormat(
             body.request_id or request.state.request_id,
-            used.name,
+            model.name,
             asked.text,
             SpanReader(model.tokenizer, asked.form.closers, body.max_tokens_per_blank),
         )

@@ -39,12 +39,11 @@ class ModelRoutes:
 
     def _model(self, name: str, model: PooledModel) -> Model:
         loaded = engine_of(model).loaded.model if model.is_ready else None
-        is_adapter = name in model.adapters
         return Model(
             id=name,
             created=self._created,
-            root=name if is_adapter else model.name,
-            parent=model.name if is_adapter else None,
+            root=name if name in model.adapters else model.name,
+            parent=model.name if name in model.adapters else None,
             status=ModelStatus(value=model.state) if self._models.swaps else None,
             max_model_len=loaded.max_model_len if loaded else None,
             max_blanks=loaded.forms.max_blanks if loaded else None,

@@ -46,7 +46,7 @@ class OpenAIRoutes(GenerationRoutes):
         question = await self._texts.run(lambda: read_completion(model, body))
         form = CompletionFormat(
             body.request_id or request.state.request_id,
-            used.name,
+            model.name,
             model.tokenizer,
             replace(self._extras(body), logprobs=body.logprobs, echo=bool(body.echo)),
             [prompt for prompt in question.prompts for _ in question.params],
@@ -61,7 +61,7 @@ class OpenAIRoutes(GenerationRoutes):
         question = await self._texts.run(lambda: read_chat(model, body, rules))
         form = ChatFormat(
             body.request_id or request.state.request_id,
-            used.name,
+            model.name,
             model.tokenizer,
             replace(self._extras(body), logprobs=body.num_logprobs),
             question.prompts[0],

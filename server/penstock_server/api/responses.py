@@ -45,7 +45,7 @@ class ResponsesRoutes(GenerationRoutes):
         question = await self._texts.run(lambda: read_response(model, body, rules))
         form = ResponsesFormat(
             body.request_id or request.state.request_id,
-            used.name,
+            model.name,
             model.tokenizer,
             body,
             question.params[0],

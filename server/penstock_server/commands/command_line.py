@@ -11,9 +11,11 @@ from textwrap import indent
 from typing import Any, NoReturn
 
 from penstock.memory.planning.cards import CARDS
+from penstock.memory.planning.processors import PROCESSORS
 from penstock.model.known_shapes import SHAPES
 from penstock_server import __version__
 from penstock_server.settings.sources import add_flags
+from penstock_server.settings.values import parse_bytes
 
 #: Tokens of a calibration text. More tokens improve the rounding little.
 CALIBRATION_TOKENS = 8192
@@ -227,6 +229,12 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--card", metavar="NAME", help=f"a well-known card in place of this machine's: {cards}"
     )
+    processors = ", ".join(processor.name for processor in PROCESSORS)
+    parser.add_argument(
+        "--processor", metavar="NAME",
+        help="a well-known processor in place of this machine's, and its RAM (another size may follow the "
+        f"name, as in 'M2 Pro 16GB'): {processors}",
+    )  # fmt: skip
     parser.add_argument(
         "--price-per-hour", type=_price, metavar="PRICE",
         help="what an hour of the machine costs: the plan then tells the price of a million tokens",
@@ -299,6 +307,19 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     _add_folder(parser, "looked at")
     add_flags(parser, "doctor")
+
+
+def _add_kv(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action", choices=("list", "verify", "prune"),
+        help="list: what lies there, by model; verify: read all blocks, and remove those that are damaged; "
+        "prune: remove what was used least recently, until --keep is left",
+    )  # fmt: skip
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of --kv-disk")
+    parser.add_argument(
+        "--keep", type=parse_bytes, metavar="SIZE", help="with prune: how much stays, such as 10GiB, or 0"
+    )
+    _add_json(parser)
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
@@ -386,4 +407,5 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "doctor": ("tell what slows this machine down, and what to do", _add_doctor),
     "report": ("tell what quantization costs, tensor by tensor", _add_report),
     "eval": ("measure perplexity, and the distance from the unquantized model", _add_eval),
+    "kv": ("list, verify and prune keys and values on disk (--kv-disk)", _add_kv),
 }

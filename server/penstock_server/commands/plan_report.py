@@ -18,11 +18,12 @@ from penstock.errors import ConfigError
 from penstock.generation.drafting.expectation import Assumed, assumed_head, assumed_model
 from penstock.kernels import expected_traits
 from penstock.memory import kept_uses
-from penstock.memory.hardware import HardwareProfile
+from penstock.memory.hardware import DeviceProfile, HardwareProfile
 from penstock.memory.planning.cards import card_notes, find_card
 from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.memory.planning.planner import plan_memory
+from penstock.memory.planning.processors import Processor, find_processor, processor_note, with_processor
 from penstock.model.known_shapes import SHAPES, find_shape
 from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.pooling.pooling_config import pooling_config
@@ -55,13 +56,39 @@ MORE_BYTES = 4 << 30
 HOST_NOTE = "Memory, disk and processor are those of this machine, with its measured rates"
 
 
+@dataclass(frozen=True)
+class OtherMachine:
+    """What a plan invents in place of this machine's own parts."""
+
+    card: DeviceProfile | None
+    processor: Processor | None
+
+    @staticmethod
+    def of(card: str | None, processor: str | None) -> OtherMachine:
+        """By their names. Raises ConfigError for unknown ones."""
+        return OtherMachine(
+            None if card is None else find_card(card),
+            None if processor is None else find_processor(processor),
+        )
+
+    def in_place_of(self, hardware: HardwareProfile) -> tuple[HardwareProfile, list[str]]:
+        """The machine with these parts, and where their figures come from."""
+        notes = []
+        if self.processor is not None:
+            hardware = with_processor(hardware, self.processor)
+            notes.append(processor_note(self.processor))
+        if self.card is not None:
+            hardware = dataclasses.replace(hardware, device=self.card)
+            notes += card_notes(self.card) + ([] if self.processor else [HOST_NOTE])
+        return hardware, notes
+
+
 def run_plan(
-    settings: Settings, shape: str | None, card: str | None, price_per_hour: float | None, is_json: bool
+    settings: Settings, shape: str | None, other: OtherMachine, price_per_hour: float | None, is_json: bool
 ) -> int:
     """Prints the plan. `price_per_hour` is the price of the machine, in any currency. Raises PenstockError; a
     CapacityError says the least memory that would work."""
     config = with_adapter_bytes(settings.engine_config())
-    device = find_card(card) if card is not None else None
     folder = None if shape else find_config(settings.model, settings.revision, settings.offline)
     size = footprint_at(folder, config) if folder else footprint_of(find_shape(shape or ""), config)
     config = pooled_config(folder, config) if folder else config
@@ -69,9 +96,8 @@ def run_plan(
     if folder and size.experts.count:
         size, notes = with_kept_uses(size, settings.cache_dir, folder)
         assumptions += notes
-    if device is not None:
-        hardware = dataclasses.replace(hardware, device=device)
-        assumptions += [*card_notes(device), HOST_NOTE]
+    hardware, notes = other.in_place_of(hardware)
+    assumptions += notes
     draft = None
     if _drafts(size, config):
         draft = planned_draft(settings, hardware, config)
@@ -100,7 +126,7 @@ def run_plan(
             *step_table(steps, prices),
             *([*drafting_table(drafting), ""] if drafting else []),
             *expert_lines(size, next(iter(steps.values())), more),
-            *hardware_lines(hardware),
+            *hardware_lines(hardware, "assumed" if other.processor else "measured"),
             *assumptions,
         ]
         print("\n".join(lines))

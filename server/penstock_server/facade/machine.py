@@ -47,11 +47,12 @@ def profile_or_assume(settings: Settings, folder: Path) -> tuple[HardwareProfile
         return dataclasses.replace(hardware, disk=ASSUMED_DISK), [reason]
 
 
-def hardware_lines(hardware: HardwareProfile) -> list[str]:
+def hardware_lines(hardware: HardwareProfile, source: str = "measured") -> list[str]:
+    """source: where the rates of memory and products come from."""
     lines = [
         f"{hardware.num_cores} cores, {hardware.ram_bytes / 2**30:.1f} GiB of memory, "
         f"{hardware.free_ram_bytes / 2**30:.1f} GiB free",
-        f"memory {hardware.memory_read_gbps:.1f} GB/s, INT8 {hardware.int8_gops:.0f} GOPS (measured)",
+        f"memory {hardware.memory_read_gbps:.1f} GB/s, INT8 {hardware.int8_gops:.0f} GOPS ({source})",
     ]
     if hardware.kernels is not None:
         lines += kernel_lines(hardware.kernels)

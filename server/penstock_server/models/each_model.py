@@ -12,15 +12,8 @@ from penstock_server.settings.settings import Settings
 
 #: Settings that say something of one model.
 _OF_ONE = (
-    "served_model_name",
-    "soft_prompt",
-    "draft_model",
-    "speculative_config",
-    "convert_to",
-    "revision",
-    "lora",
-    "allow_runtime_lora_updating",
-    "score_tokens",
+    *("served_model_name", "soft_prompt", "draft_model", "speculative_config", "convert_to", "revision"),
+    *("lora", "allow_runtime_lora_updating", "score_tokens"),
 )
 
 

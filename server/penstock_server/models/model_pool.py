@@ -122,6 +122,5 @@ def _pooled(settings: Settings, is_pinned: bool) -> PooledModel:
     def make(host_bytes: int, is_patient: bool) -> ServedEngine:
         return ServedEngine.of(replace(settings, host_memory=host_bytes), is_patient)
 
-    return PooledModel(
-        settings.model_names, make, aliases=(settings.model,), is_pinned=is_pinned, adapters=settings.adapters
-    )
+    names, adapters = settings.model_names, settings.adapters
+    return PooledModel(names, make, aliases=(settings.model,), adapters=adapters, is_pinned=is_pinned)

@@ -25,11 +25,11 @@ class PooledModel:
         *,
         engine: ServedEngine | None = None,
         aliases: tuple[str, ...] = (),
-        is_pinned: bool = False,
         adapters: Collection[str] = (),
+        is_pinned: bool = False,
     ) -> None:
         """names: for clients; answers have the first one. aliases: names that are known and not listed.
-        adapters: names of adapters that the model is loaded with.
+        adapters: the names of those that the settings have, as long as the engine can't be asked.
         make(host_bytes, is_patient): an engine that is not started. engine: one that is there from the
         start."""
         self.names = names
@@ -56,16 +56,13 @@ class PooledModel:
     def name(self) -> str:
         return self.names[0]
 
-    def is_called(self, name: str) -> bool:
-        return name in self.names or name in self._aliases or name in self.adapters
-
     @property
     def adapters(self) -> Collection[str]:
-        """The names of the model's adapters: those that are there now or, while the model is not loaded,
-        those that it will be loaded with."""
-        if self.engine is not None and self.engine.is_ready:
-            return self.engine.loaded.adapters
-        return self._adapters
+        """The names of adapters, each of which is a name for the model with that adapter."""
+        return self.engine.loaded.adapters if self.engine is not None and self.is_ready else self._adapters
+
+    def is_called(self, name: str) -> bool:
+        return name in self.names or name in self._aliases or name in self.adapters
 
     @property
     def is_ready(self) -> bool:
@@ -103,20 +100,19 @@ class ModelInUse:
         self.pooled = pooled
         self.engine = engine
         self.asked_at = asked_at
-        pooled.seen = engine.loaded.model
-        #: As the request calls it, with an adapter where the name is an adapter's.
-        self.model = replace(pooled.seen, name=pooled.name)
+        self.model = pooled.seen = engine.loaded.model
         self._release: Callable[[], None] | None = release
 
     @property
     def name(self) -> str:
-        """For answers."""
-        return self.model.name
+        """Of the model without its adapter, as metrics have it; answers have the name in `model`."""
+        return self.pooled.name
 
-    def choose(self, name: str | None) -> None:
-        """Takes an adapter for the request if the name is an adapter's."""
-        if name is not None and (adapter := self.engine.loaded.adapters.get(name)) is not None:
-            self.model = replace(self.model, name=name, adapter=adapter)
+    def call(self, name: str | None) -> None:
+        """The request calls the model so: an adapter's name chooses the adapter."""
+        adapter = None if name is None else self.engine.loaded.adapters.get(name)
+        own = self.name if adapter is None or name is None else name
+        self.model = replace(self.model, name=own, adapter=adapter)
 
     def close(self) -> None:
         """Idempotent."""

@@ -86,8 +86,8 @@ class OneModel(ServedModels):
             settings.model_names,
             engine=engine,
             aliases=(settings.model,),
-            is_pinned=True,
             adapters=settings.adapters,
+            is_pinned=True,
         )
         super().__init__((model,))
         self._engine = engine

@@ -10,13 +10,13 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
 from penstock import PoolingParams
-from penstock_server.models.pooled_model import ModelInUse
 from penstock_server.ollama_api.any_content_type import JsonRoute
 from penstock_server.ollama_api.errors import OllamaError
 from penstock_server.ollama_api.names import known_name
-from penstock_server.ollama_api.requests import NO_OPTIONS, ModelFields
+from penstock_server.ollama_api.options import Options
+from penstock_server.ollama_api.requests import NO_OPTIONS, KeepAlive, seconds_of
 from penstock_server.prompts.pooled_texts import TextRules, read_texts
-from penstock_server.protocol.wire import PositiveCount, Text
+from penstock_server.protocol.wire import PositiveCount, Text, Wire
 from penstock_server.routing.checks import note_ignored, require_json
 from penstock_server.routing.descriptions import errors_as
 from penstock_server.routing.generation_routes import GenerationRoutes
@@ -25,7 +25,19 @@ from penstock_server.routing.generation_routes import GenerationRoutes
 MAX_INPUTS = 2048
 
 
-class EmbedRequest(ModelFields):
+class EmbedFields(Wire):
+    model: str
+    options: Options | None = None
+
+    keep_alive: KeepAlive = Field(None, description="How long the model stays loaded afterwards.")
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        """Seconds; None: the server's setting."""
+        return seconds_of(self.keep_alive)
+
+
+class EmbedRequest(EmbedFields):
     """Body of POST /api/embed."""
 
     input: Text | Annotated[list[Text], Field(max_length=MAX_INPUTS)] = Field(
@@ -37,7 +49,7 @@ class EmbedRequest(ModelFields):
     dimensions: PositiveCount | None = None
 
 
-class OldEmbedRequest(ModelFields):
+class OldEmbedRequest(EmbedFields):
     """Body of POST /api/embeddings."""
 
     prompt: Text
@@ -67,13 +79,13 @@ class OllamaEmbeddingRoutes(GenerationRoutes):
     async def embed(self, body: EmbedRequest, request: Request) -> Embedded:
         """Vectors have length 1."""
         started = time.monotonic()
-        used = await self._use_embedding(body, request)
         texts = [body.input] if isinstance(body.input, str) else body.input
         params = PoolingParams(body.dimensions, normalizes=True)
-        rules = TextRules(-1 if body.truncate is not False else None)
-        vectors, num_tokens = await self._embed(used, body, request, texts, params, rules)
+        model, vectors, num_tokens = await self._embed(
+            body, request, texts, params, body.truncate is not False
+        )
         return Embedded(
-            model=used.name,
+            model=model,
             embeddings=[vector.tolist() for vector in vectors],
             total_duration=round((time.monotonic() - started) * 1e9),
             load_duration=0,
@@ -82,25 +94,19 @@ class OllamaEmbeddingRoutes(GenerationRoutes):
 
     async def embed_one(self, body: OldEmbedRequest, request: Request) -> OldEmbedded:
         """The vector is as long as the model makes it."""
-        used = await self._use_embedding(body, request)
         texts = [body.prompt] if body.prompt else []
-        vectors, _ = await self._embed(used, body, request, texts, PoolingParams(), TextRules(-1))
+        _, vectors, _ = await self._embed(body, request, texts, PoolingParams(), is_cut=True)
         return OldEmbedded(embedding=vectors[0].tolist() if vectors else [])
 
-    async def _use_embedding(self, body: ModelFields, request: Request) -> ModelInUse:
-        name = known_name(body.model, self._models)
-        return await self._use_pooling(name, request, "embed", body.keep_alive_s)
-
     async def _embed(
-        self,
-        used: ModelInUse,
-        body: ModelFields,
-        request: Request,
-        texts: list[str],
-        params: PoolingParams,
-        rules: TextRules,
-    ) -> tuple[list[array[float]], int]:
+        self, body: EmbedFields, request: Request, texts: list[str], params: PoolingParams, is_cut: bool
+    ) -> tuple[str, list[array[float]], int]:
+        """The model's name, the vectors, and the number of tokens."""
+        name = known_name(body.model, self._models)
+        used = await self._use_pooling(name, "embed", request, body.keep_alive_s)
         model = used.model
         note_ignored((body.options or NO_OPTIONS).ignored(model.max_model_len))
+        rules = TextRules(-1 if is_cut else None)
         read = await self._texts.run(lambda: read_texts(model, texts, params, rules))
-        return await self._responder.pool(used, request, read), sum(len(text.token_ids) for text in read)
+        vectors = await self._responder.pool(used, request, read)
+        return model.name, vectors, sum(len(text.token_ids) for text in read)

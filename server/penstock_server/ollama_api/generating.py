@@ -92,7 +92,7 @@ class OllamaRoutes(GenerationRoutes):
         is_chat: bool = False,
     ) -> Response:
         question = await self._texts.run(lambda: within_context(used.model, read()))
-        name, num_logprobs = used.name, question.params[0].logprobs
+        name, num_logprobs = used.model.name, question.params[0].logprobs
         reader = ChatFormat(
             request.state.request_id,
             name,

@@ -106,9 +106,13 @@ class OllamaTool(Tool):
     items: Any = None
 
 
+def seconds_of(keep_alive: float | str | None) -> float | None:
+    """Raises ValueError for a text that is no duration."""
+    return None if keep_alive is None else parse_keep_alive(str(keep_alive))
+
+
 def _check_keep_alive(value: float | str | None) -> float | str | None:
-    if value is not None:
-        parse_keep_alive(str(value))
+    seconds_of(value)
     return value
 
 
@@ -119,22 +123,10 @@ def _kind_of_format(value: object) -> str:
     return "schema" if isinstance(value, dict) else "name"
 
 
-class ModelFields(Wire):
-    """What all routes have that use a model."""
+class GeneratingRequest(Wire):
+    """What the two routes have in common."""
 
     model: str
-    options: Options | None = None
-    keep_alive: KeepAlive = Field(None, description="How long the model stays loaded afterwards.")
-
-    @property
-    def keep_alive_s(self) -> float | None:
-        """Seconds; infinity for what is below 0. None: the server's setting."""
-        return None if self.keep_alive is None else parse_keep_alive(str(self.keep_alive))
-
-
-class GeneratingRequest(ModelFields):
-    """What the routes that write text have in common."""
-
     stream: bool | None = Field(None, description="true if null")
     format: (
         Annotated[
@@ -143,12 +135,20 @@ class GeneratingRequest(ModelFields):
         ]
         | None
     ) = Field(None, description="'json', or a JSON Schema that the answer must follow.")
+    options: Options | None = None
     think: bool | Text | None = Field(None, description="Whether the model thinks first, or how hard.")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
+    keep_alive: KeepAlive = Field(None, description="How long the model stays loaded afterwards.")
+
     # accepted without effect
     shift: bool | None = None
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        """Seconds; infinity for what is below 0. None: the server's setting."""
+        return seconds_of(self.keep_alive)
 
     @property
     def fields(self) -> dict[str, Any]:

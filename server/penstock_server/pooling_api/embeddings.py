@@ -28,7 +28,7 @@ class EmbeddingRoutes(GenerationRoutes):
         return router
 
     async def embed(self, body: EmbeddingRequest, request: Request) -> Response:
-        used = await self._use_pooling(body.model, request, "embed")
+        used = await self._use_pooling(body.model, "embed", request)
         model = used.model
         params = PoolingParams(body.dimensions, body.normalize)
         is_special = body.add_special_tokens is not False
@@ -42,7 +42,7 @@ class EmbeddingRoutes(GenerationRoutes):
             return EmbeddingList(
                 id=f"embd-{body.request_id or request.state.request_id}",
                 created=int(time.time()),
-                model=used.name,
+                model=model.name,
                 data=data,
                 usage=PooledUsage.of(sum(len(text.token_ids) for text in texts)),
             ).model_dump_json()

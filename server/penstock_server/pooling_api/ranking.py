@@ -6,7 +6,6 @@ import time
 
 from fastapi import APIRouter, Depends, Request
 
-from penstock_server.models.pooled_model import ModelInUse
 from penstock_server.pooling_api.embedding_bodies import PooledUsage
 from penstock_server.pooling_api.ranking_bodies import (
     PairFields,
@@ -38,12 +37,11 @@ class RankingRoutes(GenerationRoutes):
         return router
 
     async def score(self, body: ScoreRequest, request: Request) -> ScoreList:
-        used = await self._use_pooling(body.model, request, "score")
-        scores, usage = await self._scores(used, body, request, body.pairs)
+        model, scores, usage = await self._scores(body, request, body.pairs)
         return ScoreList(
             id=f"score-{body.request_id or request.state.request_id}",
             created=int(time.time()),
-            model=used.name,
+            model=model,
             data=[ScoreObject(index=index, score=score) for index, score in enumerate(scores)],
             usage=usage,
         )
@@ -51,8 +49,7 @@ class RankingRoutes(GenerationRoutes):
     async def rerank(self, body: RerankRequest, request: Request) -> Ranking:
         texts = body.texts
         pairs = [(body.query, text) for text in texts]
-        used = await self._use_pooling(body.model, request, "score")
-        scores, usage = await self._scores(used, body, request, pairs, body.max_tokens_per_doc)
+        model, scores, usage = await self._scores(body, request, pairs, body.max_tokens_per_doc)
         # Documents of equal scores keep their order.
         order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
         shown = body.return_documents is not False
@@ -65,19 +62,20 @@ class RankingRoutes(GenerationRoutes):
             for index in order
         ]
         name = f"rerank-{body.request_id or request.state.request_id}"
-        return Ranking(id=name, model=used.name, results=results, usage=usage)
+        return Ranking(id=name, model=model, results=results, usage=usage)
 
     async def _scores(
         self,
-        used: ModelInUse,
         body: PairFields,
         request: Request,
         pairs: list[tuple[str, str]],
         most_second: int | None = None,
-    ) -> tuple[list[float], PooledUsage]:
+    ) -> tuple[str, list[float], PooledUsage]:
+        """The model's name, the scores of the pairs, and what they took."""
+        used = await self._use_pooling(body.model, "score", request)
         model = used.model
         limit = body.truncate_prompt_tokens
         texts = await self._texts.run(lambda: read_pairs(model, pairs, body.instruction, limit, most_second))
         found = await self._responder.pool(used, request, texts, body.priority, body.cache_salt or "")
         usage = PooledUsage.of(sum(len(text.token_ids) for text in texts))
-        return [score[0] for score in found], usage
+        return model.name, [score[0] for score in found], usage

@@ -42,7 +42,8 @@ def read_texts(
     found = []
     for each in inputs:
         if isinstance(each, str):
-            token_ids = _encoded(model, front + each, limit, rules.add_special_tokens)
+            text = _cased(model, front + each)
+            token_ids = _encoded(model, text, limit, rules.add_special_tokens)
         else:
             token_ids = each if limit is None else each[:limit]
         found.append(PooledText(token_ids, params))
@@ -73,6 +74,7 @@ def _read_pair(
     by_tokens = model.pooling is not None and model.pooling.score_tokens is not None
     check = refuse_long_text if limit is None and most_second is None else refuse_endless_text
     check(model, len(first) + len(second))
+    first, second = _cased(model, first), _cased(model, second)
     if most_second is not None:
         second = _beginning(model, second, most_second)
     token_ids, second_from = encode_pair(model.tokenizer, first, second, instruction, by_tokens)
@@ -82,6 +84,10 @@ def _read_pair(
         second = _beginning(model, second, num_left)
         token_ids, second_from = encode_pair(model.tokenizer, first, second, instruction, by_tokens)
     return PooledText(token_ids, PoolingParams(second_from=second_from))
+
+
+def _cased(model: ServedModel, text: str) -> str:
+    return text.lower() if model.pooling is not None and model.pooling.lowers_case else text
 
 
 def _beginning(model: ServedModel, text: str, num_tokens: int) -> str:

@@ -244,10 +244,10 @@ class Model(BaseModel):
     max_model_len: int | None = None
     #: The most blanks of a text that /v1/fill fills in; 0 if the model can't, null while the model loads.
     max_blanks: int | None = None
-    #: What the model is for: "generate", "embed" or "score".
-    task: str | None = None
     #: Of one of several models; null for a model that stays loaded.
     status: ModelStatus | None = Field(default=None, exclude_if=lambda status: status is None)
+    #: What the model is for: "generate", "embed" or "score".
+    task: str | None = None
     #: Whose code computes the layers, penstock's or transformers'; null while the model loads.
     model_impl: str | None = None
     #: Whether a request gets the same bits in any company; null while the model loads.

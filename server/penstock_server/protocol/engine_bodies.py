@@ -191,6 +191,35 @@ class ExpertsBody(Told):
     hot: list[HotExpert]
 
 
+class KVDiskReadsBody(Told):
+    """What came from disk for sequences that waited: blocks, the tokens that were not computed therefore, the
+    seconds that it took, and those that computing would have taken longer (0: unknown)."""
+
+    num_blocks: int
+    num_tokens: int
+    read_s: float
+    saved_s: float
+
+
+class KVDiskBody(Told):
+    """Keys and values on disk (--kv-disk): what lies there, and what became of blocks since the start."""
+
+    limit_bytes: int
+    num_bytes: int
+    num_blocks: int
+    #: False: another process writes, and this one only reads.
+    is_writer: bool
+    written_blocks: int
+    written_bytes: int
+    #: Blocks that were taken for other tokens before they were written, that the disk could not take, and
+    #: that were not as they had been written.
+    missed_blocks: int
+    failed_writes: int
+    corrupt_blocks: int
+    read_bytes: int
+    reads: KVDiskReadsBody
+
+
 class StatsBody(Told):
     """The answer of /v1/engine/stats: totals since the start, and the present state."""
 
@@ -232,6 +261,8 @@ class StatsBody(Told):
     experts: ExpertsBody | None
     #: The traffic of each link, by the link's name.
     links: dict[str, LinkTraffic]
+    #: None without --kv-disk.
+    kv_disk: KVDiskBody | None
     step_tokens: int
     steps_by_tokens: list[int]
 

@@ -38,12 +38,12 @@ async def use_model(
     else:
         limit_s = None if info is None else info.left_s
         used = await unless_disconnected(request.receive, models.use(model, keep_alive_s, limit_s))
-    used.choose(name)
+    used.call(name)
     if info is None:
         used.close()  # nobody would; a model that stays loaded does not mind
         return used
     info.at_end.append(used.close)
-    info.model = model.name if models.swaps else None
+    info.model = used.name if models.swaps else None
     return used
 
 

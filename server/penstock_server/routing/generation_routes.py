@@ -38,7 +38,8 @@ class GenerationRoutes:
         self._responder = responder
 
     async def _use(self, name: str | None, request: Request, keep_alive_s: float | None = None) -> ModelInUse:
-        """use_model(), for a model that writes text. Raises 400 for others."""
+        """The model that a request calls by `name`. Raises what use_model() raises, and 400 for a model that
+        writes no text."""
         used = await use_model(self._models, name, request, keep_alive_s)
         if used.model.pooling is not None:
             raise ApiError(400, NO_TEXT[used.model.task], code="unsupported_endpoint", param="model")
@@ -47,15 +48,14 @@ class GenerationRoutes:
     async def _use_pooling(
         self,
         name: str | None,
-        request: Request,
         task: Literal["embed", "score"],
+        request: Request,
         keep_alive_s: float | None = None,
     ) -> ModelInUse:
-        """use_model(), for a model of vectors ("embed") or scores. Raises 400 for others."""
+        """The model, if it is for vectors ("embed") or scores. Raises 400 for other models."""
         used = await use_model(self._models, name, request, keep_alive_s)
-        model = used.model
-        if model.task != task:
-            reason = NO_POOLING if model.pooling is None else NO_TEXT[model.task]
+        if used.model.task != task:
+            reason = NO_POOLING if used.model.pooling is None else NO_TEXT[used.model.task]
             message = f"{reason} {MADE_FOR[task]}"
             raise ApiError(400, message, code="unsupported_endpoint", param="model")
         return used

@@ -65,7 +65,7 @@ class Responder:
         _check_scored(sum(map(len, token_ids)) * len(question.params), question.params[0])
         answers = Answers(
             used.engine,
-            self._metrics.of(used.pooled.name),
+            self._metrics.of(used.name),
             token_ids,
             question.params,
             checked_priority(body.priority, self._settings),
@@ -74,8 +74,8 @@ class Responder:
             answer_start=question.answer_start,
             tells_end_token=tells_end_token,
             use=question.use,
-            adapter=question.adapter,
             arrival=used.asked_at,
+            adapter=question.adapter,
         )
         if body.stream:
             idle_s = self._settings.sse_keep_alive or None
@@ -105,13 +105,12 @@ class Responder:
             part = texts[first : first + size]
             answers = Answers(
                 used.engine,
-                self._metrics.of(used.pooled.name),
+                self._metrics.of(used.name),
                 [text.token_ids for text in part],
                 [SamplingParams(max_tokens=0)],
                 priority,
                 cache_salt,
                 pooling=[text.params for text in part],
-                arrival=used.asked_at,
             )
             try:
                 await unless_disconnected(request.receive, answers.finish())

@@ -54,6 +54,9 @@ from penstock_server.settings.values import (
 CACHE_DIR = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
 
+#: Half of the demo model's layers. The others are streamed, as those of a model are that memory can't hold.
+DEMO_RESIDENT_LAYERS = 3
+
 SchedulingPolicy = Literal["fcfs", "priority"]
 
 
@@ -218,7 +221,8 @@ class Settings:
     block_size: int = engine_setting("block_size", "tokens per block of keys and values, a multiple of 16")
     resident_layers: int | None = engine_setting(
         "num_resident_layers",
-        "layers that stay in memory, the others are read in each step; default: as many as fit",
+        "layers that stay in memory, the others are read in each step; default: as many as fit, and half of "
+        "the demo model's, so that it shows how layers are streamed",
     )
     activations: Activations = engine_setting(
         "activations",
@@ -575,8 +579,16 @@ class Settings:
             if (name := field.metadata["engine_field"]) is not None:
                 value = getattr(self, field.name)
                 values[name(value) if callable(name) else name] = value
+        if self._shows_streaming:
+            values["num_resident_layers"] = DEMO_RESIDENT_LAYERS
         values["adapters"] = tuple((name, str(folder)) for name, folder in self.adapters.items())
         return EngineConfig(**values | self._speculative_values())
+
+    @property
+    def _shows_streaming(self) -> bool:
+        """Whether the demo model is served, and nobody says how much of it stays in memory."""
+        told = (self.resident_layers, self.host_memory, self.device_memory)
+        return self.model == "demo" and all(each is None for each in told)
 
     def _speculative_values(self) -> dict[str, Any]:
         if self.speculative_config is None:

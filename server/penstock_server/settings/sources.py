@@ -59,8 +59,9 @@ def _add_flag(section: argparse._ArgumentGroup, field: dataclasses.Field[Any], c
     info = field.metadata
     options: dict[str, Any] = {"help": flag_help(field).replace("%", "%%"), "default": argparse.SUPPRESS}
     if field.name == "model":
-        nargs = "*" if command == "serve" else "?"
-        section.add_argument("model", nargs=nargs, metavar=info["metavar"], **options)
+        section.add_argument(
+            "model", nargs="*" if command == "serve" else "?", metavar=info["metavar"], **options
+        )
         if command != "batch":
             return
         options["help"] = "the same as MODEL"

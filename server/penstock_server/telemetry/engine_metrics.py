@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from penstock_server.facade.snapshot import EngineSnapshot
 from penstock_server.models.pooled_model import engine_of
 from penstock_server.models.served_models import ServedModels
-from penstock_server.protocol.engine_bodies import ExpertsBody, LinkTraffic, StatsBody
+from penstock_server.protocol.engine_bodies import ExpertsBody, KVDiskBody, LinkTraffic, StatsBody
 
 #: The link over which experts come from the disk.
 EXPERTS_LINK = "disk, experts"
@@ -92,6 +92,9 @@ class _EngineSeries:
             )
         if now.experts is not None:
             yield from self._experts(now, now.experts)
+        yield self._hits_by_tier(now)
+        if now.kv_disk is not None:
+            yield from self._kv_disk(now.kv_disk)
         yield self._waiting_by_reason(now)
         yield from self._totals(now)
         yield self._accepted_by_place(now)
@@ -177,6 +180,37 @@ class _EngineSeries:
         for each in experts.hot:
             hot.add_metric([*labels.values(), str(each.layer), str(each.expert)], each.share)
         yield hot
+
+    def _hits_by_tier(self, now: StatsBody) -> Metric:
+        """Prompt tokens that were not computed, by where their keys and values lay."""
+        labels, on_disk = self._labels("penstock:"), now.kv_disk.reads.num_tokens if now.kv_disk else 0
+        counter = CounterMetricFamily(
+            "penstock:kv_hit_tokens",
+            "Tokens whose keys and values were found, by tier",
+            labels=[*labels, "tier"],
+        )
+        # A preempted sequence finds tokens again that are no hits of a prompt.
+        for tier, count in (("memory", max(0, now.prefix_cache_hits - on_disk)), ("disk", on_disk)):
+            counter.add_metric([*labels.values(), tier], count)
+        return counter
+
+    def _kv_disk(self, disk: KVDiskBody) -> Iterable[Metric]:
+        """What lies on disk, what went there and came from there, and what was lost."""
+        yield self._gauge("penstock:kv_disk_bytes", "Keys and values of this model on disk", disk.num_bytes)
+        yield self._gauge("penstock:kv_disk_limit_bytes", "The most that may lie on disk", disk.limit_bytes)
+        for name, text, value in (
+            ("read_bytes", "Keys and values read from disk", disk.read_bytes),
+            ("written_bytes", "Keys and values written to disk", disk.written_bytes),
+            ("read_seconds", "Seconds in which sequences waited for the disk", disk.reads.read_s),
+            ("saved_seconds", "Seconds that computing would have taken longer", disk.reads.saved_s),
+            ("missed_blocks", "Blocks overwritten before they were on disk", disk.missed_blocks),
+            ("failed_writes", "Blocks that the disk did not take", disk.failed_writes),
+            ("damaged_blocks", "Blocks on disk that were not whole", disk.corrupt_blocks),
+        ):
+            labels = self._labels("penstock:")
+            counter = CounterMetricFamily(f"penstock:kv_disk_{name}", text, labels=[*labels])
+            counter.add_metric([*labels.values()], value)
+            yield counter
 
     def _waiting_by_reason(self, now: StatsBody) -> Metric:
         """Waiting sequences by vLLM's reasons. "deferred" sequences wait for a LoRA adapter or a transfer at

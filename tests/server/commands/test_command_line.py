@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from penstock.memory.planning.cards import CARDS
+from penstock.memory.planning.processors import PROCESSORS
 from penstock.model.known_shapes import SHAPES
 from penstock_server.commands.command_line import build_parser
 
@@ -40,7 +41,10 @@ def test_wrong_usage_is_an_error_and_a_hint(
 
 @pytest.mark.parametrize(
     ("command", "names"),
-    [("plan", [*SHAPES, *(card.name for card in CARDS)]), ("bench", list(SHAPES))],
+    [
+        ("plan", [*SHAPES, *(card.name for card in CARDS), *(each.name for each in PROCESSORS)]),
+        ("bench", list(SHAPES)),
+    ],
 )
 def test_help_lists_the_names_that_a_flag_takes(
     command: str, names: list[str], capsys: pytest.CaptureFixture[str]

@@ -148,6 +148,20 @@ def test_what_serves_on_a_card_without_dp4a(capsys: pytest.CaptureFixture[str]) 
     assert slow > 5 * fast
 
 
+def test_a_processor_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything lies in RAM, so the step of one sequence takes what the memory needs, and little more."""
+    flags = ("plan", "--shape", "llama-2-7b", "--kernels", "native", "--kv-tokens", "2048", "--processor")
+    small, large = (json.loads(run(capsys, *flags, name, "--json")) for name in ("m2", "M2 Pro"))
+    for data, gbps in ((small, 102.4), (large, 204.8)):
+        assert data["hardware"]["memory_read_gbps"] == pytest.approx(0.75 * gbps)
+        assert data["hardware"]["device"] is None
+    one, two = (data["steps"]["decode, 1 sequence"]["seconds"] for data in (small, large))
+    assert one == pytest.approx(2 * two, rel=0.1)
+    text = run(capsys, *flags, "Apple M2 Pro 8GB")
+    assert "Apple M2 Pro: figures of its data sheet" in text and "8.0 GiB of memory, 6.0 GiB free" in text
+    assert "measured" not in text.split("Apple M2 Pro")[0]
+
+
 def test_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "plan", "--shape", "solar-10.7b", "--card", "gtx 1060", "--kv-tokens", "2048")
     assert "processor are those of this machine" in text and "28% of the data sheet's peak" in text
@@ -227,6 +241,7 @@ def test_wrong_usage_is_told_before_anything_is_measured(
     for arguments, message in (
         (["plan"], "no model given"),
         ([*shape, "--card", "Voodoo 2"], "Voodoo 2"),
+        ([*shape, "--processor", "Z80"], "Z80"),
         ([*shape, "--kv-tokens", "1", "--kv-cache-memory", "1GiB"], "say the same thing"),
         (["plan", "--shape", "gpt-5"], "gpt-5"),
     ):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +141,20 @@ def test_a_model_that_writes_says_how_to_get_vectors(tmp_path: Path) -> None:
         assert (status, param) == (400, "model") and "--runner pooling" in message and "bge-m3" in message
     for client in serve(tmp_path, runner="pooling"):
         assert len(ask(client, input="a").json()["data"][0]["embedding"]) > 8
+
+
+def test_a_folder_may_want_lower_case(folder: Path, tmp_path: Path) -> None:
+    """The tokenizer alone would find no word."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": None}))
+    for is_lower in (True, False):
+        told = json.dumps({"max_seq_length": 40, "do_lower_case": is_lower})
+        (tmp_path / "sentence_bert_config.json").write_text(told)
+        for client in serve(tmp_path):
+            both = ask(client, input=["The River", "the river"]).json()["data"]
+            assert (both[0]["embedding"] == both[1]["embedding"]) is is_lower
+            assert client.get("/v1/models/tiny").json()["max_model_len"] == 40
 
 
 def test_more_texts_than_are_computed_at_a_time(client: TestClient) -> None:

@@ -52,10 +52,10 @@ PLAN = [
     "num_encoder_layers",
     "num_cross_layers",
     "num_kv_tokens",
-    "adapter_bytes",
     "state_bytes",
     "num_state_slots",
     "num_state_sequences",
+    "adapter_bytes",
 ]
 STEP = [
     "num_tokens",
@@ -119,6 +119,7 @@ STATS = [
     "experts",
     "links.disk.num_bytes",
     "links.disk.busy_s",
+    "kv_disk",
     "step_tokens",
     "steps_by_tokens",
 ]

@@ -90,6 +90,9 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         mtp="off",
     ).engine_config()
     assert settings_of("m", "--kv-tokens", "7").engine_config().num_kv_tokens == 7
+    assert settings_of("demo").engine_config().num_resident_layers == 3
+    for flag, value in (("--resident-layers", "6"), ("--host-memory", "1GiB")):
+        assert settings_of("demo", flag, value).engine_config().num_resident_layers in (6, None)
     assert settings_of("m", "--kv-cache-memory", "20%").engine_config().kv_cache_share == 0.2
     for field in dataclasses.fields(EngineConfig):
         if field.name == "enable_prefix_caching":  # kv_disk needs it

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakes import FakeAsyncEngine, one_model
 from penstock.async_engine import EngineStatus
-from penstock.metrics import StepStats, Traffic
+from penstock.metrics import KVDiskReads, KVDiskStats, StepStats, Traffic
 from penstock.spec import UnitKey
 from penstock.weights.tiers.use_counts import UseCounts
 from penstock_server.telemetry.metrics import RequestMetrics
@@ -56,6 +56,23 @@ def test_totals_of_the_engine(metrics: RequestMetrics, engine: FakeAsyncEngine) 
     assert found["vllm:num_requests_waiting_by_reason/deferred"] == 0
     assert found["vllm:kv_cache_usage_perc"] == 0.25
     assert "penstock:floor_share" not in found  # nothing was measured
+
+
+def test_keys_and_values_on_disk(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
+    totals = engine.model.metrics
+    totals.prefix_cache_hits = 80
+    assert samples(metrics)["penstock:kv_hit_tokens_total/memory"] == 80
+    reads = KVDiskReads(num_blocks=3, num_tokens=48, read_s=0.5, saved_s=7.5)
+    totals.kv_disk = KVDiskStats(1000, 300, 3, True, 5, 500, 6, 7, 8, 400, reads)
+    found = samples(metrics)
+    tiers = [found[f"penstock:kv_hit_tokens_total/{tier}"] for tier in ("memory", "disk")]
+    assert tiers == [32, 48]
+    assert (found["penstock:kv_disk_bytes"], found["penstock:kv_disk_limit_bytes"]) == (300, 1000)
+    totals_of = {name: found[f"penstock:kv_disk_{name}_total"] for name in (
+        "read_bytes", "written_bytes", "read_seconds", "saved_seconds", "missed_blocks", "failed_writes",
+        "damaged_blocks",
+    )}  # fmt: skip
+    assert [*totals_of.values()] == [400, 500, 0.5, 7.5, 6, 7, 8]
 
 
 def test_what_was_reached_of_what_can_be(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:

@@ -3,7 +3,7 @@ computes it row by row."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -11,8 +11,10 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 from torch.nn.functional import pad
 
-#: Outputs of B that lie side by side (LOW_RANK_OUTPUTS of cpu/low_rank.h).
-BLOCK_OUTPUTS = 64
+#: Ranks of A and outputs of B that lie side by side (SHARE_RANKS and SHARE_OUTPUTS of cpu/low_rank.h).
+BLOCK_RANKS, BLOCK_OUTPUTS = 16, 64
+#: Most ranks of a part (MOST_RANKS of cpu/low_rank.h).
+MAX_RANK = 256
 
 
 class LowRankPart(NamedTuple):
@@ -37,18 +39,36 @@ class LowRank:
     """An adapter's share of one matrix. A matrix of several modules (q, k and v, for instance) has a part for
     each module that is adapted, and the ranks of all parts lie one after the other."""
 
-    a: Tensor  # float16 [rank, in_features]
-    scales: Tensor  # float32 [rank]
+    a: Tensor  # float16 [num_blocks, in_features, BLOCK_RANKS]
+    scales: Tensor  # float32 [num_blocks * BLOCK_RANKS]
     parts: tuple[LowRankPart, ...]
+
+    @classmethod
+    def of(cls, a: Tensor, scales: Tensor, parts: tuple[LowRankPart, ...]) -> LowRank:
+        """From float16 [rank, in_features] and float32 [rank]."""
+        rank, num_inputs = a.shape
+        missing = -rank % BLOCK_RANKS
+        blocks = pad(a, (0, 0, 0, missing)).view(-1, BLOCK_RANKS, num_inputs).transpose(1, 2).contiguous()
+        return cls(blocks, pad(scales, (0, missing)), parts)
+
+    @property
+    def arrays(self) -> tuple[Tensor, ...]:
+        """In the order in which a product reads them."""
+        return self.scales, self.a, *(part.b for part in self.parts)
 
     @property
     def num_bytes(self) -> int:
-        return self.a.nbytes + self.scales.nbytes + sum(part.b.nbytes for part in self.parts)
+        return sum(array.nbytes for array in self.arrays)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> LowRank:
+        """What `function` makes of each array, in their order."""
+        scales, a = function(self.scales), function(self.a)
+        return LowRank(a, scales, tuple(part._replace(b=function(part.b)) for part in self.parts))
 
     @cached_property
     def native(self) -> tuple[int, int, int]:
         """The first numbers of its low_rank_share in cpu/low_rank.h."""
-        return self.a.data_ptr(), self.scales.data_ptr(), self.a.shape[0]
+        return self.a.data_ptr(), self.scales.data_ptr(), len(self.a)
 
     @cached_property
     def native_parts(self) -> tuple[tuple[int, int, int, int, int], ...]:
@@ -79,7 +99,7 @@ class PlainLowRank:
         for share, first, end in shares:
             a, scales = share.a.double(), share.scales.double()
             for row in rows[first:end].tolist():
-                inner = (a @ x[row].double()) * scales
+                inner = (a * x[row].double()[:, None]).sum(1).flatten() * scales
                 for part in share.parts:
                     ranks = inner[part.first_rank : part.first_rank + part.b.shape[1]]
                     added = (part.b.double() * ranks[:, None]).sum(1).flatten()[: part.num_outputs]

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.kernels.adapters.low_rank import Share
+from penstock.kernels.adapters.low_rank import BLOCK_RANKS, Share
 
-#: Rows whose inner numbers are in memory at a time (LOW_RANK_ROWS of cpu/low_rank.h).
-MOST_ROWS = 256
+#: Rows whose inner numbers are in memory at a time, and inputs of one sum (LOW_RANK_ROWS and SHARE_INPUTS of
+#: cpu/low_rank.h).
+MOST_ROWS, INPUTS = 64, 1024
 
 
 class NativeLowRank:
@@ -28,12 +29,12 @@ class NativeLowRank:
             numbers += (*share.native, first, end)
             for part in share.native_parts:
                 parts += (index, *part)
-        num_rows, widest = len(rows), max(share.native[2] for share, _, _ in shares)
-        inner = torch.empty(min(num_rows, MOST_ROWS), widest)
+        num_ranks = BLOCK_RANKS * max(share.native[2] for share, _, _ in shares)
+        inner = torch.empty(-(-x.shape[1] // INPUTS) * MOST_ROWS * num_ranks)
         self._library.penstock_add_low_rank(
-            x.data_ptr(), x.stride(0), x.shape[1], rows.data_ptr(), num_rows,
+            x.data_ptr(), x.stride(0), x.shape[1], rows.data_ptr(), len(rows),
             _in_memory(numbers), len(shares), _in_memory(parts), len(parts) // 6,
-            y.data_ptr(), y.stride(0), inner.data_ptr(), widest,
+            y.data_ptr(), y.stride(0), inner.data_ptr(), num_ranks,
         )  # fmt: skip
 
 

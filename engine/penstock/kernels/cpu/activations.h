@@ -78,13 +78,16 @@ INLINE void quantize_words(const float *restrict x, int64_t k, int64_t size, flo
     *group_sum = (int32_t)(-(uint32_t)offset * sum);
 }
 
-/* 128 inputs with the even ones first. The sums are added to. */
-INLINE void quantize_halves(const float *restrict x, float divisor, integer *restrict hi, integer *restrict lo,
-                            int32_t offset, int32_t *hi_sum, int32_t *lo_sum, const bool is_split) {
+/* 128 inputs with the even ones first; beyond the first `size` ones they are zeros. The sums are added to. */
+INLINE void quantize_halves(const float *restrict x, int64_t size, float divisor, integer *restrict hi,
+                            integer *restrict lo, int32_t offset, int32_t *hi_sum, int32_t *lo_sum, const bool is_split) {
     for (int half = 0; half < 2; half++) {
-        float own[64];
+        float own[64] = {0};
         int32_t sums[2] = {0};
-        for (int i = 0; i < 64; i++) own[i] = x[2 * i + half];
+        if (size >= 128)
+            for (int i = 0; i < 64; i++) own[i] = x[2 * i + half];
+        else
+            for (int i = 0; i < size / 2; i++) own[i] = x[2 * i + half];
         quantize_group(own, 64, divisor, hi + 64 * half, lo + 64 * half, offset, sums, sums + 1, is_split);
         *hi_sum = (int32_t)((uint32_t)*hi_sum + (uint32_t)sums[0]);
         if (is_split) *lo_sum = (int32_t)((uint32_t)*lo_sum + (uint32_t)sums[1]);
@@ -109,13 +112,13 @@ INLINE void quantize_groups(const activations *a, const float *x, float divisor,
     const int64_t size = a->group_size, n = a->num_groups, from = a->halved;
     const bool is_split = a->rows_per_token == 2;
     for (int64_t g = 0, k = from; g < n; g++, k += size) {
-        const int64_t inputs = size - from;
+        const int64_t inputs = MAX(0, size - from);
         if (is_split) quantize_group(x + k, inputs, divisor, hi + k, lo + k, a->offset, sums + g, sums + n + g, true);
         else quantize_group(x + k, inputs, divisor, hi + k, NULL, a->offset, sums + g, NULL, false);
     }
     for (int64_t k = 0; k < from; k += 128)
-        if (is_split) quantize_halves(x + k, divisor, hi + k, lo + k, a->offset, sums, sums + 1, true);
-        else quantize_halves(x + k, divisor, hi + k, hi, a->offset, sums, sums, false);
+        if (is_split) quantize_halves(x + k, size - k, divisor, hi + k, lo + k, a->offset, sums, sums + 1, true);
+        else quantize_halves(x + k, size - k, divisor, hi + k, hi, a->offset, sums, sums, false);
 }
 
 INLINE const float *inputs_of(const activations *a, int64_t token) {
@@ -157,8 +160,9 @@ static void quantize_token(void *context, int64_t token) {
         return;
     }
     quantize_groups(a, x, divisor, hi, lo, sums);
+    const int64_t filled = MAX(k_end, a->halved);
     for (int part = 0; part < a->rows_per_token; part++)
-        memset(hi + part * a->padded + k_end, 0, (a->padded - k_end) * sizeof(integer));
+        memset(hi + part * a->padded + filled, 0, (a->padded - filled) * sizeof(integer));
 }
 
 /* Where input k of a row lies. Part rows of a token follow each other. */

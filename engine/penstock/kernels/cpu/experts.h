@@ -102,14 +102,15 @@ static void compute_products(products *all, int64_t num_rows, int64_t num_thread
 /* Row r of an expert is row tokens[r] of x; the expert's result for it is row r of y. All experts have matrices of the same
  * sizes. expert_records.py says how large `scratch` is. */
 EXPORT void penstock_gated_experts(const float *x, int64_t x_stride, const int64_t *tokens, const expert *experts,
-                                   int64_t num_experts, int kind, int activation_bits, float *y, void *scratch) {
+                                   int64_t num_experts, int kind, float sharpness, float limit, int activation_bits, float *y,
+                                   void *scratch) {
     const int64_t hidden = experts[0].down->out_features, width = experts[0].down->in_features;
     int64_t num_rows = 0;
     for (int64_t i = 0; i < num_experts; i++) num_rows += experts[i].end - experts[i].first;
     products all = {.products = aligned_at(scratch), .num_products = num_experts};
     float *gate_up = aligned_at(all.products + num_experts), *inner = gate_up + 2 * width * num_rows;
     void *const rows = inner + width * num_rows;
-    const activation gate = {gate_up, inner, 2 * width, width, kind, true};
+    const activation gate = {gate_up, inner, 2 * width, width, kind, true, sharpness, limit};
     const int64_t threads = num_rows == num_experts && tuning.read_threads ? tuning.read_threads : INT_MAX;
     void *to = rows;
     int64_t row = 0;

@@ -55,7 +55,7 @@ EXPORT void penstock_layer_norm(const float *x, int64_t x_stride, int64_t num_ro
     for_rows(num_rows, width, layer_norm_row, &n);
 }
 
-enum { SILU = 0, GELU_TANH = 1, GELU_ERF = 2, RELU = 3, RELU_SQUARED = 4, SIGMOID_OF = 5 };
+enum { SILU = 0, GELU_TANH = 1, GELU_ERF = 2, RELU = 3, RELU_SQUARED = 4, SIGMOID_OF = 5, CLAMPED_GATE = 6 };
 
 INLINE vec activate(vec x, int kind) {
     switch (kind) {
@@ -85,10 +85,30 @@ typedef struct {
     float *y;
     int64_t x_stride, width;
     int kind, is_gated;
+    float sharpness, limit; /* of CLAMPED_GATE */
 } activation;
+
+/* ClampedGate of operands.py: columns of gate and up lie by turns. What is no number stays so. */
+static void clamped_gate_row(const activation *a, int64_t row) {
+    const float *x = a->x + row * a->x_stride, limit = a->limit;
+    for (int64_t i = 0; i < a->width; i += LANES) {
+        const int64_t n = MIN(LANES, a->width - i);
+        float gate[LANES] = {0}, up[LANES] = {0};
+        for (int64_t j = 0; j < n; j++) {
+            const float g = x[2 * (i + j)], u = x[2 * (i + j) + 1];
+            gate[j] = (g > limit ? limit : g) * a->sharpness, up[j] = u > limit ? limit : u < -limit ? -limit : u;
+        }
+        const vec y = activate(load(gate), SILU) / splat(a->sharpness) * (load(up) + splat(1.0f));
+        memcpy(a->y + row * a->width + i, &y, n * sizeof(float));
+    }
+}
 
 static void activation_row(void *context, int64_t row) {
     const activation *a = context;
+    if (a->kind == CLAMPED_GATE) {
+        clamped_gate_row(a, row);
+        return;
+    }
     const float *x = a->x + row * a->x_stride, *up = x + a->width;
     float *y = a->y + row * a->width;
     int64_t i = 0;
@@ -104,8 +124,8 @@ static void activation_row(void *context, int64_t row) {
 
 /* y is [num_rows, width]. x has width columns or, if gated, 2 * width: then y = f(first half) * second half. */
 EXPORT void penstock_activation(const float *x, int64_t x_stride, int64_t num_rows, int64_t width, int kind,
-                                int is_gated, float *y) {
-    activation a = {x, y, x_stride, width, kind, is_gated};
+                                float sharpness, float limit, int is_gated, float *y) {
+    activation a = {x, y, x_stride, width, kind, is_gated, sharpness, limit};
     for_rows(num_rows, 4 * width, activation_row, &a);
 }
 

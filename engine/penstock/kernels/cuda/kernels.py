@@ -20,6 +20,8 @@ from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
     BatchLayout,
+    ClampedGate,
+    GatedFunction,
     LayerKV,
     Matrix,
     QuantizedTensor,
@@ -94,7 +96,9 @@ class CudaKernels(PlainRecurrences):
     def activation(self, x: Tensor, function: ActivationFunction) -> Tensor:
         return self._activate(x, x.shape[1], function, False)
 
-    def gated_activation(self, gate_up: Tensor, function: ActivationFunction) -> Tensor:
+    def gated_activation(self, gate_up: Tensor, function: GatedFunction) -> Tensor:
+        if isinstance(function, ClampedGate):
+            return function.apply(self.activation, gate_up)
         return self._activate(gate_up, gate_up.shape[1] // 2, function, True)
 
     def _activate(self, x: Tensor, width: int, function: ActivationFunction, is_gated: bool) -> Tensor:

@@ -131,6 +131,7 @@ class BlockReads:
                 logger.warning(
                     "a block of keys and values in %s is damaged: its tokens are computed again", shelf.folder
                 )
+            self._stats.read_bytes += shelf.extent_bytes if is_whole else 0
             if is_whole and read.begin_copy():
                 try:
                     self._cache.write_block(block, buffer)

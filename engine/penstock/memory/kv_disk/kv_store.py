@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -33,6 +35,8 @@ NUM_BUFFERS = NUM_THREADS + 1
 PAUSE_S = 30.0
 #: Seconds in which a server that ends writes what is left.
 CLOSE_S = 10.0
+#: How much less urgent writing is than computing.
+NICENESS = 10
 #: What a disk says that has no room.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -126,6 +130,8 @@ class KVStore:
             self._shelf.close()
 
     def _run(self) -> None:
+        if sys.platform == "linux":  # elsewhere the call would be for the whole process
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.nice(0) + NICENESS)
         try:
             if self._shelf is None:
                 self._shelf = self._open_shelf()

@@ -4,8 +4,10 @@ Sources: capacities, memory rates and FP32 rates are from the vendor's data shee
 four times FP32, since dp4a does four multiplications and additions where FP32 does one; INT8 rates of tensor
 cores are from the data sheets, for dense INT8. A product gets INT8_SHARE of either. Pinned copies from host
 to device reach 75-85% of PCIe's nominal rate (12.1 GB/s were measured on a Tesla P100 with PCIe 3.0 x16); the
-RTX 4060 has eight PCIe lanes. The V100 (the SXM2 card; a PCIe card has 56 TOPS) has dp4a, and tensor cores
-without INT8. This project measured none of these numbers.
+RTX 4060, 4060 Ti and 5060 Ti have eight PCIe lanes. The RTX 50xx have PCIe 5.0: on a mainboard with PCIe 4.0
+their link has half the rate. The data sheets of the RTX 50xx name FP4 with sparsity, four times the rate of
+dense INT8. The V100 (the SXM2 card; a PCIe card has 56 TOPS) has dp4a, and tensor cores without INT8. This
+project measured none of these numbers.
 
 The P100 has compute capability 6.0 and no dp4a. None of our kernels serves there but torch's, which copy
 weights to float64 for each product. The INT8 rate of the P100 is therefore the FP64 rate of its data sheet,
@@ -56,7 +58,16 @@ CARDS = tuple(
         ("RTX 2060 6 GB", (7, 5), 6, 336.0, 12.0, 103.0),
         ("RTX 2080 Ti 11 GB", (7, 5), 11, 616.0, 12.0, 215.2),
         ("RTX 3060 12 GB", (8, 6), 12, 360.0, 24.0, 102.0),
+        ("RTX 3080 10 GB", (8, 6), 10, 760.0, 24.0, 238.0),
         ("RTX 4060 8 GB", (8, 9), 8, 272.0, 12.0, 121.0),
+        ("RTX 4060 Ti 8 GB", (8, 9), 8, 288.0, 12.0, 177.0),
+        ("RTX 4060 Ti 16 GB", (8, 9), 16, 288.0, 12.0, 177.0),
+        ("RTX 4070 12 GB", (8, 9), 12, 504.0, 24.0, 233.0),
+        ("RTX 4090 24 GB", (8, 9), 24, 1008.0, 24.0, 661.0),
+        ("RTX 5060 Ti 8 GB", (12, 0), 8, 448.0, 24.0, 190.0),
+        ("RTX 5060 Ti 16 GB", (12, 0), 16, 448.0, 24.0, 190.0),
+        ("RTX 5070 12 GB", (12, 0), 12, 672.0, 48.0, 247.0),
+        ("RTX 5090 32 GB", (12, 0), 32, 1792.0, 48.0, 838.0),
         ("P100 16 GB", (6, 0), 16, 732.0, 12.1, 9.4),
         ("V100 16 GB", (7, 0), 16, 900.0, 12.0, 62.8),
         ("V100 32 GB", (7, 0), 32, 900.0, 12.0, 62.8),
@@ -71,9 +82,9 @@ CARDS = tuple(
 
 def find_card(name: str) -> DeviceProfile:
     """A card by its name in any spelling ("gtx1060", "3060 12GB"). Raises ConfigError."""
-    model, size = _model_and_size(name)
+    model, size = model_and_size(name)
     for card in CARDS:
-        own_model, own_size = _model_and_size(card.name)
+        own_model, own_size = model_and_size(card.name)
         if model in (own_model, re.sub("^[gr]tx", "", own_model)) and size in ("", own_size):
             return card
     raise ConfigError(f"card {name!r} is not known; known cards: {', '.join(card.name for card in CARDS)}")
@@ -95,7 +106,7 @@ def card_notes(card: DeviceProfile) -> list[str]:
     ]
 
 
-def _model_and_size(name: str) -> tuple[str, str]:
+def model_and_size(name: str) -> tuple[str, str]:
     """("gtx1060", "6") of "NVIDIA GeForce GTX 1060 6GB"; the size is "" if there is none."""
     words = re.sub(r"nvidia|geforce|tesla|[-_]", " ", name.lower())
     found = re.search(r"(?:^|\s)(\d+)\s*gi?b?\s*$", words)

@@ -27,8 +27,9 @@ from penstock.spec import ModelFootprint
 NUM_STAGING_SLOTS = 2
 #: What kernels on a GPU hold beside activations: sums of INT8 products, partial results of attention.
 GPU_SCRATCH_BYTES = (32 + 16) << 20
-#: The inner numbers of 256 rows, where adapters of the largest rank change three modules of a matrix.
-ADAPTER_SCRATCH_BYTES = 256 * 3 * 256 * 4
+#: The inner numbers of adapters: 64 rows of the largest ranks of three modules, for each 1024 of 32768
+#: inputs.
+ADAPTER_SCRATCH_BYTES = 64 * 3 * 256 * 4 * 32
 #: Tokens that an encoder's MLP computes at a time.
 ENCODER_ROWS = 512
 #: Tokens that a sequence is given room for when nobody says how many.

@@ -6,23 +6,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from penstock.kernels import Kernels
+from penstock.kernels import ClampedGate, GatedFunction
 from penstock.model.architecture import layer_kinds, linear_tensors, sliding_windows
 from penstock.model.config_values import flag, num_experts_of, num_layers_of, number, require
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, all_layers, chosen_of, with_mixture
 from penstock.model.layers import AttentionForm
-from penstock.model.mixture import Mixture, MixtureNames, blend, one_by_one
-from penstock.model.routing import Routing, route
+from penstock.model.mixture import Mixture, MixtureNames
+from penstock.model.routing import Routing
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.merged_experts import (
     separate_biases,
     separate_experts,
     separate_mxfp4_experts,
 )
-from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec
 
 #: The modules of an expert. The rows of the first are gate and up by turns.
@@ -68,13 +65,9 @@ class ClampedMixture(Mixture):
                 separate_mxfp4_experts(checkpoint, expert + module, expert, f"{module}.weight")
                 separate_biases(checkpoint, f"{expert}{module}_bias", expert, f"{module}.bias")
 
-    def activate(self, kernels: Kernels, gate_up: Tensor) -> Tensor:
-        """[num_tokens, 2 * width] -> [num_tokens, width]. silu(a x) / a is x * sigmoid(a x). Every other
-        operation rounds once for each element."""
-        gate, up = gate_up.view(len(gate_up), -1, 2).unbind(2)
-        sharp = gate.clamp(max=self.limit) * self.sharpness
-        gated = kernels.activation(sharp, "silu") / self.sharpness
-        return gated * (up.clamp(-self.limit, self.limit) + 1)
+    @property
+    def function(self) -> GatedFunction:
+        return ClampedGate(self.sharpness, self.limit)
 
 
 class GptOss(MixtureFamily):
@@ -115,14 +108,3 @@ class GptOss(MixtureFamily):
         num_layers = num_layers_of(config, "num_hidden_layers")
         kinds = layer_kinds(config, num_layers, period=2)
         return sliding_windows({"sliding_window": 128} | config | {"layer_types": kinds}, num_layers)
-
-    def mlp(self, index: int, weights: LayerWeights, x: Tensor) -> Tensor:
-        mixture = self.spec.mixture
-        assert isinstance(mixture, ClampedMixture)
-
-        def compute(expert: LayerWeights, rows: Tensor) -> Tensor:
-            activated = mixture.activate(self.kernels, self.project(expert, "gate_up", rows))
-            return self.project(expert, "down", activated)
-
-        routed = route(self.kernels, weights, x, mixture.routing)
-        return blend(self.kernels, weights, x, routed, one_by_one(compute))

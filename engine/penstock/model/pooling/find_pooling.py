@@ -76,6 +76,7 @@ def find_pooling(
         prompts=modules.prompts,
         default_prompt=modules.default_prompt,
         max_length=modules.max_length,
+        lowers_case=modules.lowers_case,
     )
 
 
@@ -100,6 +101,7 @@ def _scores(
         has_sigmoid=_ACTIVATIONS[activation],
         score_tokens=tokens,
         max_length=modules.max_length,
+        lowers_case=modules.lowers_case,
     )
 
 

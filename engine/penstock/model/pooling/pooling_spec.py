@@ -46,6 +46,8 @@ class PoolingSpec:
     default_prompt: str | None = None
     #: The longest text in tokens, if the folder says so.
     max_length: int | None = None
+    #: Texts are written in lower case before they are tokenized.
+    lowers_case: bool = False
 
     def allows(self, dimensions: int) -> bool:
         """Whether vectors of so many numbers can be had."""

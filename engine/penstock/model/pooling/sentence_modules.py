@@ -31,6 +31,8 @@ class SentenceModules:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     max_length: int | None = None
+    #: Texts are written in lower case before they are tokenized.
+    lowers_case: bool = False
 
 
 def read_modules(folder: Path) -> SentenceModules | None:
@@ -58,7 +60,8 @@ def _read(folder: Path) -> SentenceModules:
     prompts = {str(name): str(text) for name, text in prompts.items()} if isinstance(prompts, dict) else {}
     default = told.get("default_prompt_name")
     tokens = _json(folder / parts["LogitScore"] / "config.json") if "LogitScore" in parts else None
-    length = _json(folder / "sentence_bert_config.json").get("max_seq_length")
+    own = _json(folder / "sentence_bert_config.json")
+    length = own.get("max_seq_length")
     return SentenceModules(
         _kind(folder / parts["Pooling"] / "config.json", prompts) if "Pooling" in parts else None,
         "Normalize" in parts,
@@ -66,6 +69,7 @@ def _read(folder: Path) -> SentenceModules:
         prompts,
         default if default in prompts else None,
         length if isinstance(length, int) and length > 0 else None,
+        own.get("do_lower_case") is True,
     )
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CheckpointNotFound, InvalidConfig, UnsupportedModel
+from penstock.kernels.adapters.low_rank import MAX_RANK
 from penstock.weights.checkpoints.checkpoint import read_json
 from penstock.weights.checkpoints.folder import ADAPTER_CONFIG
 
-MAX_RANK = 256
 #: How A and B were made before the training, where the model's own weights stay as they are.
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 #: Keys that change nothing once an adapter is trained.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointNotFound, CorruptFile, UnsafeCheckpoint, UnsupportedModel, WrongTensor
-from penstock.kernels.adapters.low_rank import BLOCK_OUTPUTS
+from penstock.kernels.adapters.low_rank import BLOCK_OUTPUTS, BLOCK_RANKS
 from penstock.weights.adapters.adapter_config import AdapterConfig
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.safetensors_header import read_header
@@ -22,6 +22,8 @@ from penstock.weights.checkpoints.tensor_entry import TensorEntry
 WEIGHTS = "adapter_model.safetensors"
 #: PEFT: base_model.model.MODULE.lora_A.weight. OpenDelta: MODULE.lora.lora_A.
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+?)\.(?:lora\.)?lora_(A|B)(?:\.default)?(?:\.weight)?")
+#: Bytes. Arrays in memory begin on cache lines.
+ALIGNMENT = 64
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -65,7 +67,7 @@ class AdapterFolder:
 
     @property
     def num_bytes(self) -> int:
-        """What the adapter takes in memory."""
+        """The most that the adapter takes in memory."""
         return sum(_num_bytes(factors) for factors in self.modules.values())
 
     def read(self, module: str) -> tuple[Tensor, Tensor]:
@@ -118,5 +120,7 @@ def _paired(file: Path, entries: list[TensorEntry]) -> dict[str, Factors]:
 
 def _num_bytes(factors: Factors) -> int:
     (rank, num_inputs), (num_outputs, _) = factors.a.shape, factors.b.shape
-    padded = -(-num_outputs // BLOCK_OUTPUTS) * BLOCK_OUTPUTS
-    return 2 * rank * (num_inputs + padded) + 4 * rank
+    # Modules that are one matrix in memory (q, k and v) share a block of ranks, so that this is the most.
+    ranks = -(-rank // BLOCK_RANKS) * BLOCK_RANKS
+    outputs = -(-num_outputs // BLOCK_OUTPUTS) * BLOCK_OUTPUTS
+    return 2 * ranks * num_inputs + 2 * rank * outputs + 4 * ranks + 3 * ALIGNMENT

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _ENDINGS = ("_packed", "_shape", "_zero_point", "_g_idx", *codes.FIELDS, *codes.TABLES.values())
 #: The form of matrices that Penstock quantizes itself: of each group size, one.
 OWN_DTYPE = "BF16"
+#: How far apart the exponents of a random MXFP4 matrix are.
+MXFP4_SPREAD = 3
 #: Rows whose zero points lie in a word, in files.
 WORD_ROWS = 8
 
@@ -167,6 +169,9 @@ class Int4:
         spread = float(torch.tensor(CODEBOOKS[self.form.codebook]).double().std())
         usual = 1 / (spread * matrix.shape[1] ** 0.5)
         matrix.scale.fill_(usual)
+        if self.form.codebook == "mxfp4":  # powers of two, of which the largest is usual
+            matrix.scale.random_(-MXFP4_SPREAD, 1, generator=generator).exp2_()
+            matrix.scale.mul_(2.0 ** round(math.log2(2 * usual)))
         if _is_own(self.form):
             matrix.scale.random_(MOST_STEPS // 2, MOST_STEPS + 1, generator=generator)
             matrix.scale[:, 0] = MOST_STEPS

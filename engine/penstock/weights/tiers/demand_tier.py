@@ -1,19 +1,21 @@
 """A memory and the units in it that somebody asked for: experts of a mixture.
 
 All units have slots of one size, allocated at the start. A unit stays until the policy gives its slot to
-another. Nothing is read before it is asked for: which expert a token needs is known only in its layer."""
+another. Which expert a token needs is known only in its layer. So a unit is read when it is asked for, and
+before that only while the disk has little else to do and a guess says that the next layer asks for it."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
 from penstock.memory.pools import MemoryPool
 from penstock.spec import UnitKey
 from penstock.weights.tiers.arrivals import Arrivals, take_back
+from penstock.weights.tiers.expected_units import ExpectedUnits
 from penstock.weights.tiers.expert_policy import ExpertPolicy
 from penstock.weights.tiers.expert_slots import ExpertSlots
 from penstock.weights.tiers.tier import Arrival, UnitReader
@@ -22,6 +24,9 @@ from penstock.weights.tiers.use_counts import UseCounts
 #: Experts that are being read at the same time. The disk's reader cuts each into blocks and has a few of
 #: these in flight; so many experts keep it busy while the next ones are asked for.
 MAX_EXPERT_READS = 16
+#: A guessed unit is read while fewer reads than these are under way: what the next layer really asks for
+#: then waits for one wrong guess at most.
+MAX_EARLY_READS = 1
 #: Units that are lent together, with their keys.
 Group = list[tuple[UnitKey, Arrival]]
 
@@ -55,9 +60,10 @@ class DemandTier:
         #: What the user asked for and was not lent yet, and about how many units the whole sweep asks for.
         self._wanted: Mapping[UnitKey, None] = {}
         self._num_in_sweep = 0
+        self.expected = ExpectedUnits[UnitKey]()
         #: How often units were taken back from users who were gone.
         self._num_taken_back = 0
-        #: Units that were asked for, and units of these that were there.
+        #: Units that were asked for, and units of these that were there without a guess.
         self.num_asked = self.num_hits = 0
         #: Seconds for which gather() and acquire() waited.
         self.stall_s = 0.0
@@ -80,6 +86,17 @@ class DemandTier:
                 # Who was thought to be gone and comes back late takes nothing from the next user.
                 if num_taken_back == self._num_taken_back:
                     self._release(group)
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether every unit has a slot."""
+        return self.num_slots == self.num_units.total()
+
+    def expect(self, keys: Sequence[UnitKey]) -> None:
+        """The next gather() asks for these units, if the guess is right. Nothing depends on it but time."""
+        with self.arrivals:
+            self.expected.expect(keys, self.arrivals.units)
+            self._ask()
 
     def acquire(self, key: UnitKey) -> Arrival:
         """Wait for a unit; the unit stays until it is released. Raises what reading raised."""
@@ -117,11 +134,12 @@ class DemandTier:
         """A layer asks for these units, each once. A read that failed before anybody waited for it is tried
         once more."""
         with self.arrivals:
+            early = self.expected.settle(keys)
             there = self._slots.arrived(keys)
             for key in [key for key, _ in there if self._slots.has_failed(key)]:
                 self._slots.drop(key)
             self.num_asked += len(keys)
-            self.num_hits += sum(key in self.arrivals.units for key, _ in there)
+            self.num_hits += sum(key in self.arrivals.units and key not in early for key, _ in there)
             self.uses.add(keys)
             self._num_in_sweep = len(keys) * len(self.num_units)
 
@@ -159,18 +177,33 @@ class DemandTier:
         return group
 
     def _ask(self, takes_pinned: bool = False) -> bool:
-        """Read the wanted units that are not there, as long as there are slots for them. `takes_pinned`:
-        nothing is lent whose slot could be waited for. Returns whether a read has begun."""
+        """Read the wanted units that are not there, as long as there are slots for them, and then some that
+        are expected. `takes_pinned`: nothing is lent whose slot could be waited for. Returns whether a read
+        of a wanted unit has begun."""
         has_begun = False
         for key in self._wanted:
             if key in self.arrivals.units:
                 continue
             if self.arrivals.is_closed or not self.arrivals.can_read:
-                break
-            if not self._slots.make_room(self._wanted, self._num_in_sweep, takes_pinned):
-                break
-            self._slots.begin(key)
-            place = key.stack, key.layer
-            self.num_arrived[place] = self.num_arrived.get(place, 0) + 1
+                return has_begun
+            if not self._slots.make_room(self._kept(), self._num_in_sweep, takes_pinned):
+                return has_begun
+            self._begin(key)
             has_begun = True
+        for key in self.expected.to_read():
+            if self.arrivals.is_closed or self.arrivals.clock.num_reads >= MAX_EARLY_READS:
+                break
+            if not self._slots.make_room(self._kept(), self._num_in_sweep, takes_pinned=False):
+                break
+            self._begin(key)
+            self.expected.begin(key)
         return has_begun
+
+    def _kept(self) -> Container[UnitKey]:
+        """Units that give no slot up."""
+        return self.expected.kept.union(self._wanted) if self.expected.kept else self._wanted
+
+    def _begin(self, key: UnitKey) -> None:
+        self._slots.begin(key)
+        place = key.stack, key.layer
+        self.num_arrived[place] = self.num_arrived.get(place, 0) + 1

@@ -60,6 +60,16 @@ INLINE void fill_64(const int8_t *w, __mmask64 mask, __m512i tables, int8_t *to,
     _mm512_store_si512(to + CHANNELS_BYTES, _mm512_permutex2var_epi64(even, second, odd));
 }
 
+/* What the codes of 128 inputs stand for, whose first group's step has its place at `at`. A lane has the codes of 32
+ * inputs. */
+INLINE __m512i step_tables(const uint16_t *at, const int shift) {
+    __m512i tables = _mm512_broadcast_i32x4(step_table(at[0]));
+    if (shift == 5) tables = _mm512_mask_broadcast_i32x4(tables, 0x00f0, step_table(at[1]));
+    if (shift <= 6) tables = _mm512_mask_broadcast_i32x4(tables, 0xff00, step_table(at[64 >> shift]));
+    if (shift == 5) tables = _mm512_mask_broadcast_i32x4(tables, 0xf000, step_table(at[3]));
+    return tables;
+}
+
 /* The inputs of channel c from k on as tiles. The bytes at `next`, `apart` and so on are needed soon, four streams. */
 INLINE void fill_channel(const linear *l, int64_t c, int64_t k, int64_t inputs, int8_t *to, const int8_t *next,
                          int64_t apart, float unit, const int kind, const int half, const int shift) {
@@ -69,7 +79,7 @@ INLINE void fill_channel(const linear *l, int64_t c, int64_t k, int64_t inputs, 
     uint16_t at[TILE_INPUTS_FEW / 32 + 16];
     const __m512i offset = _mm512_set1_epi8((char)(l->has_minimum ? 0 : l->a->offset));
     const __m512i table = kind == INT8 ? offset : _mm512_sub_epi8(table_of(l), offset);
-    if (kind == INT4_STEPS) step_places(l, c, k >> shift, (bytes * 2) >> shift, unit, unit > 0.0f ? 1.0f / unit : 0.0f, at);
+    if (kind == INT4_STEPS) step_places(l, c, k >> shift, (bytes * 2) >> shift, unit, unit > 0.0f ? 1.0f / unit : 0.0f, at, true);
 #define TABLES(i) kind == INT4_STEPS ? as_unsigned(step_tables(at + ((i) * 2 >> shift), shift)) : table
 #define FILL(j, mask) fill_64(w + i + 64 * j, mask, TABLES(i + 64 * j), to + j * stride, kind, half);
     int64_t i = 0;

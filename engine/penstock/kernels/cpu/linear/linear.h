@@ -27,8 +27,9 @@ typedef int16_t integer;
 #include "../activations.h"
 
 /* How weights lie in memory: bytes, or two codes of 4 bits in a byte (the first in the low half), which stand for
- * integers that follow each other, or for those of a table. INT4_STEPS: steps.h. */
-enum { INT8, INT4, INT4_TABLE, INT4_STEPS };
+ * integers that follow each other, or for those of a table. INT4_STEPS: steps.h. INT4_SHIFTS: a table's integers, with
+ * scales that are powers of two, where one token has a kernel for them (vnni_factors.h). */
+enum { INT8, INT4, INT4_TABLE, INT4_STEPS, INT4_SHIFTS };
 
 /* Scales and minima of groups: w = scale * integer - minimum. Int4Tensor (int4_tensor.py) says what is there. */
 typedef struct {
@@ -220,7 +221,7 @@ static void linear_rest(const linear *l, int64_t column, int64_t column_end) {
     for (int64_t n = column; n < column_end; n++)
         for (int64_t t = 0; t < a->num_tokens; t++) {
             float y;
-            if (l->is_grouped || l->kind == INT4_STEPS) y = (float)(grouped_sum(l, n, t) * (double)a->token_scales[t]);
+            if (l->is_grouped || l->kind >= INT4_STEPS) y = (float)(grouped_sum(l, n, t) * (double)a->token_scales[t]);
             else y = scaled(exact_sum(l, n, t, 0, a->in_features), a->token_scales[t], l->scale[n]);
             l->y[t * l->out_features + n] = l->bias ? y + l->bias[n] : y;
         }
@@ -238,6 +239,7 @@ static int64_t stepped_channels(const linear *l, int64_t column, int64_t column_
 #include "planes_joined.h"
 #include "expanded.h"
 static bool is_few(const linear *l) { return (void)l, false; }
+static bool seems_shifted(const linear *l, int64_t in_features) { return (void)l, (void)in_features, false; }
 #endif
 
 /* Rows without steps are computed in plain C. */

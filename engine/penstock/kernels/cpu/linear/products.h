@@ -33,20 +33,23 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
         l->kind = INT4_STEPS, l->is_grouped = false;
         for (int i = 0; i < 16; i++) l->table[i] += WEIGHT_OFFSET - offset;
         offset = WEIGHT_OFFSET;
-    }
-    const bool sums_groups = has_groups && l->kind != INT4_STEPS, in_tiles = takes_tiles(l, num_tokens, size);
+    } else if (l->kind == INT4_TABLE && has_groups && size >= 32 && num_tokens == 1 && seems_shifted(l, in_features))
+        l->kind = INT4_SHIFTS, l->is_grouped = false;
+    const bool by_factors = l->kind == INT4_STEPS || l->kind == INT4_SHIFTS;
+    const bool sums_groups = has_groups && !by_factors, in_tiles = takes_tiles(l, num_tokens, size);
     const bool has_words = l->lower ? joins_words(l, num_tokens, in_features) : l->kind == INT4 || l->kind == INT4_TABLE;
     const int64_t words = has_words && !in_tiles ? code_block(num_tokens, activation_bits) : 0;
     const int rows_per_token = HAS_BYTES && activation_bits == 16 && !words ? 2 : 1;
-    const bool has_halves = l->kind == INT4_STEPS || (l->lower && l->num_groups == 1);
+    const bool has_halves = by_factors || (l->lower && l->num_groups == 1);
     const bool is_halved = in_tiles ? l->kind != INT8 : HAS_VNNI && has_halves && num_tokens == 1;
-    const int64_t padded = in_tiles ? (in_features + 127) / 128 * 128 : (in_features + 63) / 64 * 64;
+    const bool has_blocks = is_halved && by_factors; /* the last block is filled up with zeros */
+    const int64_t padded = in_tiles || has_blocks ? (in_features + 127) / 128 * 128 : (in_features + 63) / 64 * 64;
     const int64_t num_rows = in_tiles ? num_tiles_of(num_tokens, rows_per_token) * TILE : num_tokens * rows_per_token;
     a->num_tokens = num_tokens, a->in_features = in_features, a->padded = padded;
     a->group_size = sums_groups ? size : in_features, a->num_groups = sums_groups ? l->num_groups : 1;
     a->rows_per_token = rows_per_token, a->words = words, a->in_tiles = in_tiles, a->offset = offset;
     a->halved_by = !is_halved ? 0 : has_halves ? 128 : size;
-    a->halved = !is_halved ? 0 : in_tiles ? in_features : in_features / 128 * 128;
+    a->halved = !is_halved ? 0 : has_blocks ? padded : in_tiles ? in_features : in_features / 128 * 128;
     a->limit = activation_bits == 16 ? 32512.0f : 127.0f;
     a->rows = scratch;
     a->corrections = (int32_t *)((int8_t *)scratch + num_rows * padded * (words ? 2 : sizeof(integer)));

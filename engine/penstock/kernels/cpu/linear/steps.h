@@ -37,9 +37,13 @@ INLINE __m512 sixteen_scales(const group_numbers *n, int64_t i, __mmask16 mask) 
     if (n->dtype == 1) return _mm512_cvtph_ps(halves);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
+/* Steps as they are used: places in a table, or the steps themselves. */
+INLINE __m512i placed(__m512i steps, const bool as_places) {
+    return as_places ? _mm512_slli_epi16(_mm512_add_epi16(steps, _mm512_set1_epi16(MOST_STEPS)), 4) : steps;
+}
 /* The places of `count` steps from group g on. False: some of the scales are no steps. */
 INLINE bool step_places(const linear *l, int64_t column, int64_t g, int64_t count, float unit, float per_unit,
-                        uint16_t *restrict at) {
+                        uint16_t *restrict at, const bool as_places) {
     __mmask16 differ = 0;
     for (int64_t i = 0; i < count; i += 16) {
         const __mmask16 mask = count - i < 16 ? (1u << (count - i)) - 1 : 0xffff;
@@ -47,15 +51,15 @@ INLINE bool step_places(const linear *l, int64_t column, int64_t g, int64_t coun
         const __m512i step = _mm512_cvtps_epi32(_mm512_mul_ps(scales, _mm512_set1_ps(per_unit))); /* the nearest */
         const __m512 again = _mm512_mul_ps(_mm512_cvtepi32_ps(step), _mm512_set1_ps(unit));
         differ |= _mm512_cmp_ps_mask(again, scales, _CMP_NEQ_UQ);
-        const __m512i places = _mm512_slli_epi32(_mm512_add_epi32(step, _mm512_set1_epi32(MOST_STEPS)), 4);
-        _mm256_storeu_si256((__m256i *)(at + i), _mm512_cvtepi32_epi16(places));
+        _mm256_storeu_si256((__m256i *)(at + i), _mm512_cvtepi32_epi16(placed(step, as_places)));
     }
     return !differ;
 }
 /* The same of 32 bfloat16 numbers at a time: a word of 32 bits has two of them, and with the other half cleared each is a
  * float32. (A negative zero counts as no step.) */
-INLINE bool bfloat_places(const uint16_t *scales, int64_t n, float unit, float per_unit, uint16_t *restrict at) {
-    const __m512i high = _mm512_set1_epi32((int)0xffff0000), most = _mm512_set1_epi16(MOST_STEPS);
+INLINE bool bfloat_places(const uint16_t *scales, int64_t n, float unit, float per_unit, uint16_t *restrict at,
+                          const bool as_places) {
+    const __m512i high = _mm512_set1_epi32((int)0xffff0000);
     const __m512 units = _mm512_set1_ps(unit), inverse = _mm512_set1_ps(per_unit);
     __m512i differ = _mm512_setzero_si512();
     for (int64_t i = 0; i < n; i += 32) {
@@ -68,7 +72,7 @@ INLINE bool bfloat_places(const uint16_t *scales, int64_t n, float unit, float p
         differ = _mm512_or_si512(differ, _mm512_xor_si512(_mm512_castps_si512(even_again), even));
         differ = _mm512_or_si512(differ, _mm512_xor_si512(_mm512_castps_si512(odd_again), odd));
         const __m512i steps = _mm512_mask_blend_epi16(0xaaaaaaaa, even_steps, _mm512_slli_epi32(odd_steps, 16));
-        _mm512_storeu_si512(at + i, _mm512_slli_epi16(_mm512_add_epi16(steps, most), 4));
+        _mm512_storeu_si512(at + i, placed(steps, as_places));
     }
     return _mm512_test_epi32_mask(differ, differ) == 0;
 }
@@ -100,21 +104,18 @@ INLINE float largest_scale(const linear *l, int64_t column) {
     memcpy(&most, &bits, 4);
     return most;
 }
-INLINE bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit) {
-#ifdef FAKE
-    *unit = 1.0f;
-    const uint8_t *from = l->qweight + column;
-    for (int64_t i = 0; i < l->num_groups; i += 32) _mm512_storeu_si512(at + i, _mm512_and_si512(_mm512_set1_epi16(15 << 4), _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(from + i))), 4)));
-    return true;
-#endif
+INLINE bool find_steps_as(const linear *l, int64_t column, uint16_t *restrict at, float *unit, const bool as_places) {
     const bool is_bfloat = l->numbers.dtype == 2;
     const uint16_t *scales = (const uint16_t *)l->numbers.scale + column * l->num_groups;
     const float most = is_bfloat ? largest_bfloat(scales, l->num_groups) : largest_scale(l, column);
     const float one = most / MOST_STEPS, per_unit = most > 0.0f ? MOST_STEPS / most : 0.0f;
     *unit = one;
     if (bits_of(one) & 0xfff || !(one < INFINITY)) return false; /* 12 bits at most */
-    return is_bfloat ? bfloat_places(scales, l->num_groups, one, per_unit, at)
-                     : step_places(l, column, 0, l->num_groups, one, per_unit, at);
+    return is_bfloat ? bfloat_places(scales, l->num_groups, one, per_unit, at, as_places)
+                     : step_places(l, column, 0, l->num_groups, one, per_unit, at, as_places);
+}
+INLINE bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit) {
+    return find_steps_as(l, column, at, unit, true);
 }
 #else
 static bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit) {

@@ -22,7 +22,15 @@ INLINE __m256i sum8(__m512i low, __m512i high) {
                             _mm256_permute2x128_si256(first, second, 0x31));
 }
 
-/* Sums of hi (or of all) and of lo for the channels column, column + apart, ..., times their scales, to y. */
+/* The exact sums of the channels column, column + apart, ..., times their scales, to y. */
+INLINE void store_exact(const linear *l, int64_t column, int64_t apart, __m256d exact, const float scales[4]) {
+    const __m256d both = _mm256_mul_pd(_mm256_set1_pd(l->a->token_scales[0]), _mm256_cvtps_pd(_mm_loadu_ps(scales)));
+    float y[4];
+    _mm_storeu_ps(y, _mm256_cvtpd_ps(_mm256_mul_pd(exact, both)));
+    for (int64_t i = 0, c = column; i < 4; i++, c += apart) l->y[c] = l->bias ? y[i] + l->bias[c] : y[i];
+}
+
+/* The same of the sums of hi (or of all) and of lo, each in four parts. */
 INLINE void store_four(const linear *l, int64_t column, int64_t apart, __m512i hi, __m512i lo, const float scales[4],
                        const int rows) {
     const int32_t *corrections = l->a->corrections;
@@ -32,10 +40,7 @@ INLINE void store_four(const linear *l, int64_t column, int64_t apart, __m512i h
         const __m128i second = _mm_add_epi32(_mm256_extracti128_si256(sums, 1), _mm_set1_epi32(corrections[1]));
         exact = _mm256_fmadd_pd(exact, _mm256_set1_pd(256), _mm256_cvtepi32_pd(second));
     }
-    const __m256d both = _mm256_mul_pd(_mm256_set1_pd(l->a->token_scales[0]), _mm256_cvtps_pd(_mm_loadu_ps(scales)));
-    float y[4];
-    _mm_storeu_ps(y, _mm256_cvtpd_ps(_mm256_mul_pd(exact, both)));
-    for (int64_t i = 0, c = column; i < 4; i++, c += apart) l->y[c] = l->bias ? y[i] + l->bias[c] : y[i];
+    store_exact(l, column, apart, exact, scales);
 }
 
 /* The sum of all groups of one token. */
@@ -299,6 +304,7 @@ INLINE int64_t few_tokens(const linear *l, int64_t column, int64_t column_end, c
 }
 
 #include "vnni_codes.h"
+#include "vnni_factors.h"
 static void one_token_planes(const linear *l, int64_t column, int64_t column_end);
 
 /* Computes the channels that it can, for few rows, and returns where they end. */
@@ -307,7 +313,7 @@ static int64_t few_rows(const linear *l, int64_t column, int64_t column_end) {
     const bool is_split = a->rows_per_token == 2, is_half = a->group_size == 32;
     if (a->num_tokens == 1) {
         if (l->lower) one_token_planes(l, column, column_end);
-        else if (l->kind == INT4_STEPS) one_token_steps(l, column, column_end);
+        else if (l->kind == INT4_STEPS || l->kind == INT4_SHIFTS) one_token_factors(l, column, column_end);
         else if (l->kind != INT8) one_token_codes(l, column, column_end);
         else if (l->num_groups == 1 && is_split) one_token(l, column, column_end, 2);
         else if (l->num_groups == 1) one_token(l, column, column_end, 1);
