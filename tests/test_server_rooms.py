@@ -138,6 +138,6 @@ def test_nothing_of_the_engine_is_told_by_asdict(path: Path) -> None:
     assert "asdict" not in names or path == SERVER / "commands" / "benchmark.py"
 
 
-@pytest.mark.parametrize("path", sorted(TESTS.glob("*/test_*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(TESTS.glob("*/**/test_*.py")), ids=lambda path: path.name)
 def test_tests_lie_as_their_files_do(path: Path) -> None:
-    assert (SERVER / path.parent.name / path.name.removeprefix("test_")).is_file()
+    assert (SERVER / path.parent.relative_to(TESTS) / path.name.removeprefix("test_")).is_file()
