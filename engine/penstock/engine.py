@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,7 +118,7 @@ class Engine:
         )
         self.grammars = GrammarCompiler(model.tokenizer, model.spec.vocab_size)
         #: The adapters (LoRA) that requests may have.
-        self.adapters = LoadedAdapters(self._targets, config.adapter_bytes or 0)
+        self.adapters = LoadedAdapters(functools.partial(_targets, model), config.adapter_bytes or 0)
         room = BeamRoom(config.max_num_seqs, plan.num_kv_blocks, config.block_size)
         self.limits = RequestLimits(
             model.spec,
@@ -149,7 +150,8 @@ class Engine:
         )
         if kv_disk is not None:
             self.metrics.kv_disk = kv_disk.stats
-            kv_disk.is_idle = lambda: not self.has_work
+            scheduler = self.scheduler
+            kv_disk.is_idle = lambda: not scheduler.has_work
         frame = PromptFrame.of(model.spec, model.pooling)
         self.requests = RequestTable(self.scheduler, self.tokenizer, self.grammars, self.max_model_len, frame)
 
@@ -161,7 +163,7 @@ class Engine:
             config.enable_prefix_caching,
             StatePool(plan.num_state_slots, plan.num_state_sequences),
             kv_disk,
-            lambda num_tokens: self.meter.prompt_s(num_tokens, config.max_num_batched_tokens),
+            functools.partial(self.meter.prompt_s, max_tokens=config.max_num_batched_tokens),
         )
 
     @classmethod
@@ -250,15 +252,6 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _targets(self) -> Targets:
-        """What adapters can change. Raises UnsupportedModel."""
-        if self.spec.implementation != "penstock":
-            raise UnsupportedModel(
-                f"adapters need a family of Penstock's own, and {self.spec.architecture} is computed by "
-                "transformers' modules: merge the adapter into the model with peft"
-            )
-        return Targets(self.model.store, self.executor.family.unadapted)
 
     @property
     def has_work(self) -> bool:
@@ -364,3 +357,13 @@ class Engine:
 def _drafter(config: EngineConfig, meter: StepMeter, draft_model: Guesser | None) -> Drafter:
     """Guesses pay only where the time of a step is known before."""
     return NO_DRAFTS if config.speculation == "off" else Speculation(meter.known_s, draft_model, config)
+
+
+def _targets(model: Model) -> Targets:
+    """What adapters can change. Raises UnsupportedModel."""
+    if model.spec.implementation != "penstock":
+        raise UnsupportedModel(
+            f"adapters need a family of Penstock's own, and {model.spec.architecture} is computed by "
+            "transformers' modules: merge the adapter into the model with peft"
+        )
+    return Targets(model.store, model.executor.family.unadapted)

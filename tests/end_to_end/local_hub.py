@@ -86,7 +86,7 @@ class LocalHub:
         checksum = hashlib.sha256(data) if is_large else hashlib.sha1(b"blob %d\0" % len(data) + data)
         headers = {"ETag": f'"{checksum.hexdigest()}"', "X-Repo-Commit": COMMIT}
         if path.name in self.corrupt:
-            data = data[:-1] + b"?"
+            data = data[:-1] + bytes([data[-1] ^ 1])
         begin = 0
         if has_body:
             asked = request.headers.get("Range")

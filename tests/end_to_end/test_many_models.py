@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,10 @@ from typing import Any
 import ollama
 import openai
 import pytest
+import transformers
 
 from penstock.weights.checkpoints.hub import SHIPPED
-from warm_python import run_warm
+from warm_python import environment
 
 from .local_hub import LocalHub
 from .server_process import ServerProcess
@@ -26,7 +29,7 @@ OUT = "-m", "penstock_server"
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     for name in ("one", "two"):
         folder = tmp_path / "hub" / "org" / name
-        shutil.copytree(SHIPPED["demo"], folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        _make_model(folder)
         (folder / "consolidated.safetensors").write_bytes(b"a copy")
         (folder / "original").mkdir()
         (folder / "original" / "model.safetensors").write_bytes(b"another copy")
@@ -39,18 +42,32 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
         yield hub
 
 
+def _make_model(folder: Path) -> None:
+    """Random weights in one file of some megabytes, with the demo's tokenizer and template."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=4096, max_position_embeddings=512, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        shutil.copy(SHIPPED["demo"] / name, folder)
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    """A cold process: huggingface_hub reads the environment when it is imported."""
+    return subprocess.run([sys.executable, *words], env=environment(), capture_output=True, text=True)
+
+
 def listed() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(run_warm(*OUT, "list", "--json").stdout)
+    found: list[dict[str, Any]] = json.loads(run(*OUT, "list", "--json").stdout)
     return found
 
 
 def test_pull_serve_ask_and_delete(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     # The connection breaks; what came of the file stays, and the same command fetches the rest.
     hub.breaks_after = 1 << 20
-    broken = run_warm(*OUT, "pull", "org/one")
+    broken = run(*OUT, "pull", "org/one")
     assert broken.returncode == 1 and "can't be fetched" in broken.stderr
     assert [model["is_whole"] for model in listed()] == [False]
-    pulled = run_warm(*OUT, "pull", "org/one")
+    pulled = run(*OUT, "pull", "org/one")
     assert pulled.returncode == 0 and "with the checksums of the hub" in pulled.stdout, pulled.stderr
     ranges = [asked for name, asked in hub.sent if name == "model.safetensors"]
     assert ranges == [None, f"bytes={1 << 20}-"]
@@ -59,16 +76,16 @@ def test_pull_serve_ask_and_delete(hub: LocalHub, monkeypatch: pytest.MonkeyPatc
 
     # Bytes of another checksum are not kept.
     hub.corrupt = {"model.safetensors"}
-    wrong = run_warm(*OUT, "pull", "org/two")
+    wrong = run(*OUT, "pull", "org/two")
     assert wrong.returncode == 1 and "another checksum" in wrong.stderr
     hub.corrupt = set()
-    converted = run_warm(*OUT, "pull", "org/two", "--convert", "--delete-original")
+    converted = run(*OUT, "pull", "org/two", "--convert", "--delete-original")
     assert converted.returncode == 0, converted.stderr
     assert [(model["name"], model["kind"], model["is_whole"]) for model in listed()] == [
         ("org/one", "hub", True),
         ("org/two", "converted", True),
     ]
-    assert "org/two" in run_warm(*OUT, "list").stdout
+    assert "org/two" in run(*OUT, "list").stdout
 
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody is there
     options = "--host-memory", "100MiB", "--kv-tokens", "1024", "--max-num-seqs", "2", "--keep-alive", "1h"
@@ -76,8 +93,8 @@ def test_pull_serve_ask_and_delete(hub: LocalHub, monkeypatch: pytest.MonkeyPatc
         server.wait_until_ready()
         _ask_both(server.url)
 
-    assert run_warm(*OUT, "rm", "org/three").returncode == 1
-    gone = run_warm(*OUT, "rm", "org/one", "org/two")
+    assert run(*OUT, "rm", "org/three").returncode == 1
+    gone = run(*OUT, "rm", "org/one", "org/two")
     assert gone.returncode == 0 and "org/one (hub) is deleted" in gone.stdout
     assert listed() == []
 

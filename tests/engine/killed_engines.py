@@ -87,9 +87,10 @@ def kill_some(rounds: int, folder: Path, seed: int = 0) -> Iterator[tuple[int, i
         done = [engine.generate([prompt], PARAMS)[0] for prompt in prompts()]
     (folder / "expected").write_bytes(pickle.dumps([(each.token_ids, each.logprobs) for each in done]))
     dice = random.Random(seed)
+    own = [str(folder) for folder in Path(__file__).parents[:2]]
     for number in range(rounds):
         program = (
-            f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import killed_engines; "
+            f"import sys; sys.path[:0] = {own!r}; import killed_engines; "
             f"killed_engines.work({str(folder)!r}, {seed + number})"
         )
         process = WarmProcess("-c", program)

@@ -30,7 +30,6 @@ from penstock.generation.requests.generation_request import SamplingParams
 from penstock.kernels import Kernels, Routed, choose_kernels
 from penstock.kernels.reference import ReferenceKernels
 from penstock.model import mixture as mixtures
-from penstock.model.families import gpt_oss
 from penstock.model.families.gemma import gemma4
 from penstock.model.mixture import Mixture, blend
 from penstock.model.registry import open_model, read_spec
@@ -63,7 +62,7 @@ def test_routers_choose_as_transformers(name: str, tmp_path: Path, monkeypatch: 
         mine.append(routed.experts.sort(-1).values)
         return blend(kernels, weights, x, routed, *others)
 
-    for module in (mixtures, gpt_oss, gemma4):
+    for module in (mixtures, gemma4):
         monkeypatch.setattr(module, "blend", recorded)
     model = Model(tmp_path / "model", EngineConfig(kv_dtype="float32"))
     model.all_logits(model.sequences())

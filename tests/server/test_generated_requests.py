@@ -87,5 +87,5 @@ def test_made_up_requests_are_answered_as_described(
     check()
     if mode is GenerationMode.NEGATIVE:
         assert statuses & {400, 415}, statuses
-    elif not re.search(r"\{|/plan|/fill|/embed", label):  # which the fake model can't do
+    elif not re.search(r"\{|/plan|/fill|/embed|/score|/rerank", label):  # which the fake model can't do
         assert 200 in statuses, statuses

@@ -36,7 +36,6 @@ class MiniCPM5Parser(Parser):
     def __init__(self, functions: Sequence[Function]) -> None:
         super().__init__(FUNCTION)
         self._values = ParameterValues(functions, unknown_is_text=False)
-        self._names = {function.name for function in functions}
         self._function = self._parameter = ""
         self._is_first = True
 
@@ -46,7 +45,6 @@ class MiniCPM5Parser(Parser):
         match = _HEAD.fullmatch(head) if len(head) <= _MAX_HEAD else None
         follows, is_possible = rest.lstrip(), len(head) <= _MAX_HEAD
         if bracket:
-            match = match if match and match[2] in self._names else None
             is_possible = match is not None and any(tag.startswith(follows) for tag in _FOLLOWING)
         if bracket and match and follows.startswith(_FOLLOWING):
             return self._begin(match[2], rest)

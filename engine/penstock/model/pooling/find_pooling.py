@@ -58,9 +58,11 @@ def find_pooling(
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         refuse("architectures", names, "a list of names")
     texts = wish.score_tokens or tuple(config.get("classifier_from_token") or ())
-    is_encoder = find_encoder(names) is not None
+    is_encoder = find_encoder(names) is not None and not config.get("is_decoder")
     is_scorer = any(name.endswith(SCORER) for name in names)
-    is_bare = any(name.endswith(BARE) and name not in writers for name in names)
+    is_bare = any(
+        name.endswith(BARE) and not name.endswith("LMHeadModel") and name not in writers for name in names
+    )
     asked = wish.runner == "pooling" or wish.pooling != "auto" or bool(texts)
     if not (asked or modules is not None or is_encoder or is_scorer or is_bare):
         return None

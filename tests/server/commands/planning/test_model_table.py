@@ -13,7 +13,7 @@ from penstock.model.known_shapes import REPOSITORIES, SHAPES
 from penstock_server import cli
 from penstock_server.commands.planning.model_table import MACHINES, NO_ROOM
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")
