@@ -40,7 +40,7 @@ ASKED = {
 }
 #: The APIs of others: each is a translation in front of the chat request, and nobody but the application
 #: knows them.
-FOREIGN_ROOMS = ("anthropic_api", "ollama_api")
+FOREIGN_ROOMS = ("anthropic_api", "ollama_api", "pooling_api")
 #: What reads requests and settings, and what --help needs: no torch, whose import takes seconds.
 TORCH_FREE_ROOMS = ("settings", "protocol", "tools", "prompts", "middleware")
 TORCH_FREE = ("cli", "commands.command_line", "serving.listener")

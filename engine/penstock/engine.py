@@ -207,10 +207,11 @@ class Engine:
                     config, hardware = head.leave(config, hardware)
             loaded = load_model(model, config, offline, revision, tokenizer, hardware, cache_folder)
             undo.callback(loaded.model.close)
-            if loaded.model.pooling is not None and (head is not None or draft_model is not None):
+            guesses = head is not None or draft_model is not None or config.draft_with_planes
+            if loaded.model.pooling is not None and guesses:
                 raise ConfigError(
-                    "a model that makes vectors or scores guesses no tokens: leave draft_model out, or "
-                    "set speculation to off"
+                    "a model that makes vectors or scores guesses no tokens: leave draft_model or "
+                    "draft_with_planes out, or set speculation to off"
                 )
             if head is not None:
                 draft_model = head.begin(loaded.model)
@@ -320,18 +321,20 @@ class Engine:
     def pool(self, texts: list[list[int]], params: PoolingParams | None = None) -> list[list[float]]:
         """The vector of each text (token ids), or the score of each pair, as [score], of a model that pools.
         For scripts and tests. Raises what add() and step() raise, and RequestFailed."""
-        found: dict[str, list[float]] = {}
-        for index, text in enumerate(texts):
-            request = GenerationRequest(
-                text, SamplingParams(max_tokens=0), f"pool-{index}", pooling=params or PoolingParams()
-            )
-            self.add(request)
-        while self.has_work:
-            for output in self.step():
-                if output.error is not None:
-                    raise output.error
-                found[output.request_id] = list(output.pooled or ())
-        return [found[f"pool-{index}"] for index in range(len(texts))]
+        found: dict[str, list[float]] = {f"pool-{index}": [] for index in range(len(texts))}
+        try:
+            for request_id, text in zip(found, texts, strict=True):
+                no_tokens = SamplingParams(max_tokens=0)
+                self.add(GenerationRequest(text, no_tokens, request_id, pooling=params or PoolingParams()))
+            while self.has_work:
+                for output in self.step():
+                    if output.error is not None:
+                        raise output.error
+                    found[output.request_id] = list(output.pooled or ())
+        finally:
+            for request_id in found:
+                self.abort(request_id)
+        return list(found.values())
 
     def generate(
         self, prompts: list[list[int]], params: SamplingParams | Iterable[SamplingParams]

@@ -20,6 +20,7 @@ from penstock.memory.lane import gpu_trouble
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.memory.planning.planner import plan_memory
+from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.registry import OpenModel, open_mtp_head, read_spec
 from penstock.model.shapes import footprint
 from penstock.spec import ExpertFootprint, ModelFootprint
@@ -45,14 +46,13 @@ class PlannedMTP:
         offline: bool = False,
         revision: str | None = None,
         hardware: HardwareProfile | None = None,
-        cache_folder: Path | None = None,
     ) -> PlannedMTP | None:
         """The head of a model, by the model's name. None if config.mtp is "auto" and there is none, or none
         that can guess (_trouble()) or pays. Raises ConfigError and CapacityError if it is "on", and what
         Engine.load() raises."""
         folder = find_model(model, revision, offline, allow_pickle=config.allow_pickle)
         group_size = config.group_size if config.weights != "int4" else None
-        opened = open_mtp_head(folder, group_size, config.allow_pickle, config.model_impl)
+        opened = open_mtp_head(folder, group_size, config.allow_pickle, config.model_impl, wish_of(config))
         try:
             if trouble := _trouble(opened, config):
                 raise ConfigError(f"{model} has no guesses by multi-token prediction: {trouble}")

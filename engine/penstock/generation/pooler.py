@@ -86,10 +86,11 @@ class Pooler:
             vector = vector / part.sum_of_weights
         elif spec.kind == "mean_sqrt_len":
             vector = vector / math.sqrt(part.num_rows)
-        if params.dimensions is not None:
+        is_cut = params.dimensions is not None and params.dimensions < len(vector)
+        if is_cut:
             vector = vector[: params.dimensions]
         normalizes = spec.normalizes if params.normalizes is None else params.normalizes
-        if not normalizes and params.dimensions is None:
+        if not normalizes and not is_cut:
             return vector
         length: Tensor = torch.linalg.vector_norm(vector)
         return vector / length.clamp(min=1e-12)  # a vector of zeros has no direction

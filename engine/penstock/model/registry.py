@@ -345,15 +345,19 @@ def open_model(
 
 
 def open_mtp_head(
-    folder: Path, group_size: int | None = None, allow_pickle: bool = False, model_impl: ModelImpl = "auto"
+    folder: Path,
+    group_size: int | None = None,
+    allow_pickle: bool = False,
+    model_impl: ModelImpl = "auto",
+    wish: PoolingWish = NO_WISH,
 ) -> OpenModel | None:
     """The head of multi-token prediction in a model's folder, as a model of one layer, which shares embedding
     and head with the model. An unquantized head becomes INT8: in 4 bits it guesses far worse. None if there
     is none. Raises what open_model() raises."""
     if model_impl == "transformers" or not _may_have_head(folder):
         return None
-    checkpoint, family, spec, _ = _read_folder(folder, allow_pickle, model_impl)
-    found = _open_head(checkpoint, family, spec, group_size)
+    checkpoint, family, spec, pooling = _read_folder(folder, allow_pickle, model_impl, wish)
+    found = None if pooling is not None else _open_head(checkpoint, family, spec, group_size)
     if found is None:
         checkpoint.close()
     return found

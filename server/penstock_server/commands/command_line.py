@@ -369,6 +369,10 @@ _USUAL = frozenset({
 })  # fmt: skip
 #: What stands behind a command's name, where this is not a model alone.
 _ARGUMENTS = {
+    "serve": "MODEL [MODEL ...]",
+    "list": "",
+    "rm": "NAME [NAME ...]",
+    "kv": "ACTION FOLDER",
     "batch": "MODEL IN OUT",
     "convert": "MODEL OUT",
     "plan": "[MODEL]",
@@ -382,6 +386,10 @@ _EXAMPLES = {
     "generate": 'penstock generate demo --prompt "Once upon a time" --max-tokens 100',
     "fill": 'penstock fill owner/name --text "The wheel is turned by ____."',
     "chat": "penstock chat demo",
+    "pull": "penstock pull owner/name --convert",
+    "list": "penstock list",
+    "rm": "penstock rm owner/name",
+    "kv": "penstock kv list /fast-disk/kv",
     "convert": "penstock convert owner/name name-int8",
     "plan": "penstock plan owner/name \npenstock plan --shape solar-10.7b --card 'GTX 1060'",
     "hardware": "penstock hardware /models",

@@ -12,9 +12,12 @@ from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.budgets import Budgets
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.planner import USUAL_TOKENS, plan_memory
+from penstock.model.pooling.find_pooling import wish_of
+from penstock.model.pooling.pooling_config import pooling_config
 from penstock.model.registry import open_model
 from penstock.model.shapes import footprint
 from penstock.spec import ModelFootprint, ModelSpec
+from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock_server.facade.loading import find_folder
 from penstock_server.facade.machine import profile
 from penstock_server.settings.settings import Settings
@@ -57,17 +60,17 @@ def survey(each: Sequence[Settings], pinned: Collection[int]) -> Survey:
     hardware = profile(each[0], None, measures_disk=False)
     budget = Budgets(hardware, each[0].engine_config()).host
     sizes = [_size(settings) for settings in each]
-    needs = tuple(
-        _needs(spec, size, hardware, settings.engine_config(), budget)
-        for (spec, size), settings in zip(sizes, each, strict=True)
-    )
-    for index, ((_, size), settings) in enumerate(zip(sizes, each, strict=True)):
+    needs = tuple(_needs(spec, size, hardware, config, budget) for spec, size, config in sizes)
+    for index, ((_, size, config), settings) in enumerate(zip(sizes, each, strict=True)):
         left = budget - sum(needs[other].resident_bytes for other in pinned if other != index)
-        _check(settings, size, hardware, left)
+        _check(settings.model_names[0], config, size, hardware, left)
     return Survey(budget, needs)
 
 
-def _size(settings: Settings) -> tuple[ModelSpec, ModelFootprint]:
+def _size(settings: Settings) -> tuple[ModelSpec, ModelFootprint, EngineConfig]:
+    """What a model is and takes, and its config as loading it will have it. Raises PenstockError."""
+    # A share of the memory is given to each model that is loaded, so none stays partly on disk by default.
+    config = with_adapter_bytes(replace(settings, host_memory=_ENDLESS).engine_config())
     opened = open_model(
         find_folder(settings),
         settings.ignore_unexpected_tensors,
@@ -75,10 +78,13 @@ def _size(settings: Settings) -> tuple[ModelSpec, ModelFootprint]:
         settings.allow_pickle,
         settings.weights,
         model_impl=settings.model_impl,
+        wish=wish_of(config),
     )
     opened.store.close()
     spec = opened.spec
-    return spec, footprint(spec, opened.store.tensors, spec.kv_layout(settings.kv_dtype))
+    if opened.pooling is not None:
+        config = pooling_config(config, spec, opened.pooling)
+    return spec, footprint(spec, opened.store.tensors, spec.kv_layout(settings.kv_dtype)), config
 
 
 def _needs(
@@ -107,13 +113,14 @@ def _roomy(config: EngineConfig) -> EngineConfig:
     return config
 
 
-def _check(settings: Settings, size: ModelFootprint, hardware: HardwareProfile, left: int) -> None:
+def _check(
+    name: str, config: EngineConfig, size: ModelFootprint, hardware: HardwareProfile, left: int
+) -> None:
     try:
         if left <= 0:
             raise CapacityError("the pinned models take all of the memory")
-        _plan(size, hardware, replace(settings.engine_config(), host_memory_bytes=left))
+        _plan(size, hardware, replace(config, host_memory_bytes=left))
     except CapacityError as error:
-        name = settings.model_names[0]
         raise CapacityError(f"{name} can't be loaded beside the pinned models: {error}") from error
 
 

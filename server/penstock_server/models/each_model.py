@@ -19,6 +19,7 @@ _OF_ONE = (
     "convert_to",
     "revision",
     "lora",
+    "lora_memory",
     "allow_runtime_lora_updating",
     "score_tokens",
 )
@@ -44,8 +45,9 @@ def _models(settings: Settings) -> Iterator[Settings]:
     inside = models_in(Path(settings.model).expanduser())
     if not inside:
         yield settings
+    names = settings.served_model_name if len(inside) == 1 else ()
     for name, path in inside.items():
-        yield replace(settings, model=str(path), served_model_name=(name,))
+        yield replace(settings, model=str(path), served_model_name=names or (name,))
 
 
 def _check(settings: Settings, names: list[str]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock import EngineStatus
-from penstock.errors import EngineDead, EngineStopped, PenstockError
+from penstock.errors import ConfigError, EngineDead, EngineStopped, PenstockError
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.needs import Survey, survey
 from penstock_server.models.each_model import each_model
@@ -112,6 +112,11 @@ def served_models(settings: Settings) -> ServedModels:
     each = each_model(settings)
     if len(each) == 1 and settings.keep_alive is None:
         return OneModel(ServedEngine.of(each[0]), each[0])
+    if settings.allow_runtime_lora_updating and settings.keep_alive != math.inf:
+        raise ConfigError(
+            "adapters that are loaded at run time go with their model: leave out --keep-alive or "
+            "--allow-runtime-lora-updating"
+        )
     models = [_pooled(own, own.model_names[0] in settings.pin) for own in each]
     pinned = [index for index, model in enumerate(models) if model.is_pinned]
     keep_alive_s = math.inf if settings.keep_alive is None else settings.keep_alive

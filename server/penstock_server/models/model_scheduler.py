@@ -118,14 +118,19 @@ class ModelScheduler:
         """Gives loaded models to those who wait for them, and begins the next move if there is one."""
         if self._is_closed:
             return
-        wanted = None if self._is_moving else self._wanted()
-        self._leaving = () if wanted is None else self._leavers(wanted)
+        wanted = None
+        if not self._is_moving:  # what leaves in a move that is under way stays away from requests to its end
+            wanted = self._wanted()
+            self._leaving = () if wanted is None else self._leavers(wanted)
         for model in {each.model for each in self._tickets if each.model.is_ready}.difference(self._leaving):
             self._settle(model)
-        leaving = self._leaving if wanted is not None else self._expired()
-        if not self._is_moving and (wanted or leaving) and not any(model.num_users for model in leaving):
+        if self._is_moving:
+            return
+        if wanted is None:
+            self._leaving = self._expired()
+        if (wanted or self._leaving) and not any(model.num_users for model in self._leaving):
             self._is_moving = True
-            self._begin(self._move(leaving, wanted))
+            self._begin(self._move(self._leaving, wanted))
 
     def _settle(self, model: PooledModel) -> None:
         """Gives a loaded model to all who wait for it."""
@@ -189,6 +194,10 @@ class ModelScheduler:
             raise
         model.load_s, model.num_loads = time.monotonic() - begun, model.num_loads + 1
         model.last_used = time.monotonic()
+        # Whoever asked for the model may be gone by now.
+        model.expires = time.monotonic() + self._keep_alive_s
+        if self._keep_alive_s < math.inf:
+            asyncio.get_running_loop().call_later(self._keep_alive_s, self.advance)
         logger.info("%s takes requests after %.1f s", model.name, model.load_s)
         self._begin(self._watch(model, engine))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import time
 from datetime import UTC, datetime, timedelta
@@ -36,6 +35,7 @@ from penstock_server.tools.reasoning import detect_format
 #: The version of Ollama whose API this is. Clients ask for it to know what the server can do.
 API_VERSION = "0.40.12"
 #: The end of a model that stays loaded, as Ollama writes "never".
+_CENTURY_S = 100 * 365 * 86400
 _NEVER = "2318-01-01T00:00:00Z"
 
 
@@ -162,8 +162,6 @@ def _capabilities(model: ServedModel | None) -> list[str]:
     found = ["completion"]
     if model is None:
         return found
-    if model.pooling is not None:
-        return ["embedding"] if model.task == "embed" else []
     tokenizer = model.tokenizer
     if model.forms.max_blanks:
         found.append("insert")
@@ -177,7 +175,7 @@ def _capabilities(model: ServedModel | None) -> list[str]:
 def _end_of(model: PooledModel) -> str:
     """When a model goes if nobody asks for it. While requests have it, their time begins at their end."""
     left_s = model.keep_alive_s if model.num_users else model.expires - time.monotonic()
-    if left_s == math.inf:
+    if left_s > _CENTURY_S:  # dates end some time
         return _NEVER
     end = datetime.now(UTC) + timedelta(seconds=max(0.0, left_s))
     return end.isoformat().replace("+00:00", "Z")

@@ -111,6 +111,7 @@ class Responder:
                 priority,
                 cache_salt,
                 pooling=[text.params for text in part],
+                adapter=used.model.adapter,
                 arrival=used.asked_at,
             )
             try:

@@ -253,19 +253,19 @@ class Settings:
         "what the model is for: generate is text, pooling is vectors (/v1/embeddings) or scores "
         "(/v1/rerank); auto: pooling for folders of sentence-transformers, encoders and models with a layer "
         "for scores",
-        commands=("serve", "plan", "convert"),
+        commands=("serve", "batch", "plan", "convert"),
     )
     pooling: PoolingChoice = engine_setting(
         "pooling",
         "which hidden states become a text's vector: the first token's (cls), the last token's, or their "
         "mean; auto: as the model's folder says, else the mean for encoders and the last for decoders",
-        commands=("serve", "plan"),
+        commands=("serve", "batch", "plan"),
     )
     score_tokens: tuple[str, ...] = engine_setting(
         "score_tokens",
         "the two tokens by which a decoder says no and yes to a pair of texts, such as no,yes for "
         "Qwen3-Reranker; for a folder that does not say so",
-        commands=("serve",),
+        commands=("serve", "batch", "plan"),
         parse=parse_pair,
         metavar="NO,YES",
     )

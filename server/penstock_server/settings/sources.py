@@ -173,9 +173,10 @@ def _with_models(flags: dict[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in flags.items() if name != "model"}
     if len(given) > 1 and "models" in flags:
         raise ConfigError("--models is another way to write several MODELs: leave one of the two out")
+    # A flag wins over the other setting's variable and line in a file, too.
     if len(given) > 1:
-        return rest | {"models": given}
-    return rest | {"model": given[0]} if given else rest
+        return rest | {"models": given, "model": ""}
+    return {"models": ()} | rest | {"model": given[0]} if given else rest
 
 
 def make_settings(

@@ -86,9 +86,9 @@ export class Machine {
     }
     if (now.status !== "ok") throw new Error(words("engineIs", { state: now.status }));
     const models = await whenAllowed(() => get("v1/models"));
+    this.#onModels(models.data); // a choice, also while none of several models is loaded
     const plan = await get("v1/plan");
     const stats = await get("v1/engine/stats");
-    this.#onModels(models.data);
     this.#readings.plan(plan, Object.keys(stats.links));
     this.#strip.plan(plan);
     byId("ledger-toggle").hidden = false;

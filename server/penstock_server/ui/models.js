@@ -25,7 +25,9 @@ export class Models {
   }
 
   /** Takes the models as GET /v1/models lists them. */
-  show(models) {
+  show(all) {
+    const models = all.filter(({ task }) => !task || task === "generate"); // the others write no text
+    if (!models.length) return;
     // Names with the same root are one model; an adapter names its model as its parent.
     this.#all = models.filter(
       (model, index) => model.parent || models.findIndex(({ root }) => root === model.root) === index,

@@ -82,10 +82,6 @@ class DiskBlocks:
         #: Sequences that were looked up since they began to wait.
         self._looked_up = weakref.WeakSet[Sequence]()
 
-    @property
-    def is_reading(self) -> bool:
-        return bool(self._arriving)
-
     def is_awaited_by(self, sequence: Sequence) -> bool:
         """Whether blocks of a waiting sequence are on their way."""
         return sequence in self._arriving

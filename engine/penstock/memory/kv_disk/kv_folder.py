@@ -64,6 +64,8 @@ class KVFolder:
         self.path = path
         self.limit_bytes = limit_bytes
         self._others: dict[Path, ShelfSummary] = {}
+        #: Bytes that were written since the others were looked at, which may write at the same time.
+        self._unseen_bytes = 0
 
     def open_shelf(self, name: str, about: Mapping[str, Any], extent_bytes: int) -> Shelf:
         """The shelf of this name. Blocks that are beyond the limit give way at once. Raises ConfigError."""
@@ -81,6 +83,10 @@ class KVFolder:
     def make_room(self, shelf: Shelf, num_bytes: int, gives_back: bool = False) -> bool:
         """Let blocks give way until `shelf` has room for so many bytes more. False if there is no such room:
         the rest of the folder is other processes' work."""
+        self._unseen_bytes += num_bytes
+        if self._unseen_bytes >= self.limit_bytes // _PART:
+            self._unseen_bytes = 0
+            self._others = {each.folder: each for each in summaries(self.path) if each.folder != shelf.folder}
         while shelf.num_bytes + self.others_bytes + num_bytes > self.limit_bytes:
             if not (self._shrink_others(shelf, num_bytes) or shelf.evict(gives_back)):
                 return False

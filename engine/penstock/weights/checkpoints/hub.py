@@ -49,7 +49,7 @@ def find_model(
     if path := _local(model):
         return path
     name = str(model)
-    if allow_pickle and not _has_safetensors(_repository_files(name, revision, offline)):
+    if allow_pickle and not has_safetensors(_repository_files(name, revision, offline)):
         return _download(name, revision, offline, PATTERNS + PICKLE_PATTERNS)
     folder = _download(name, revision, offline, PATTERNS)
     if not any(folder.glob("*.safetensors")):
@@ -85,14 +85,15 @@ def _is_any(file: str, patterns: list[str]) -> bool:
     return any(fnmatch.fnmatch(file, pattern) for pattern in patterns)
 
 
-def _has_safetensors(files: list[str]) -> bool:
+def has_safetensors(files: list[str]) -> bool:
+    """Whether a repository has its weights as safetensors. Those in subfolders are something else."""
     return any("/" not in file and file.endswith(".safetensors") for file in files)
 
 
 def _check_files(repository: str, files: list[str]) -> None:
     """Raises UnsafeCheckpoint or CheckpointNotFound, which tells in which form a repository without
     safetensors has its weights. Does nothing if no form is known."""
-    if _has_safetensors(files):
+    if has_safetensors(files):
         return
     if pickles := [file for pattern in PICKLE_PATTERNS for file in fnmatch.filter(files, pattern)]:
         raise UnsafeCheckpoint(

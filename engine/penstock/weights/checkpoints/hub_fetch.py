@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.errors import CorruptFile, DownloadError
-from penstock.weights.checkpoints.hub import fetch_errors, is_wanted
+from penstock.weights.checkpoints.hub import fetch_errors, has_safetensors, is_wanted
 
 #: Bytes that are hashed, and told of, at a time.
 CHUNK_BYTES = 1 << 20
@@ -58,11 +58,11 @@ def list_files(repository: str, revision: str | None, allow_pickle: bool) -> Hub
     except fetch_errors() as error:
         raise DownloadError(f"the hub does not tell the files of {repository}: {error}") from error
     siblings = found.siblings or []
-    has_safetensors = any(each.rfilename.endswith(".safetensors") for each in siblings)
+    takes_pickles = allow_pickle and not has_safetensors([each.rfilename for each in siblings])
     files = tuple(
         HubFile(each.rfilename, each.size or 0)
         for each in siblings
-        if is_wanted(each.rfilename, allow_pickle and not has_safetensors)
+        if is_wanted(each.rfilename, takes_pickles)
     )
     return HubFiles(repository, found.sha or "", files)
 

@@ -85,7 +85,7 @@ class DemandTier:
             finally:
                 # Who was thought to be gone and comes back late takes nothing from the next user.
                 if num_taken_back == self._num_taken_back:
-                    self._release(group)
+                    self._release(group, waiting)
 
     @property
     def holds_all(self) -> bool:
@@ -105,10 +105,11 @@ class DemandTier:
         ((_, arrival),) = self._take(waiting)
         return arrival
 
-    def _release(self, group: Group) -> None:
-        """The next group is asked for, or the user needs no more."""
+    def _release(self, group: Group, waiting: Mapping[UnitKey, None]) -> None:
+        """The next group is asked for, or the user needs no more. What is still waited for stays wanted: no
+        guess may take its place between two groups."""
         with self.arrivals:
-            self._wanted = {}
+            self._wanted = waiting
             for _, arrival in group:
                 arrival.is_lent = False
 

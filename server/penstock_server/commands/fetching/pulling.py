@@ -23,6 +23,8 @@ def run_pull(settings: Settings, converts: bool, deletes_original: bool) -> int:
         raise ConfigError("pull asks the hub: leave --offline out")
     if deletes_original and not converts:
         raise ConfigError("--delete-original would leave nothing: add --convert")
+    if converts and settings.revision is not None:
+        raise ConfigError("a converted copy has no revision in its name: leave --revision or --convert out")
     if name in SHIPPED or Path(name).exists() or not REPOSITORY.fullmatch(name):
         raise ConfigError(f"{name} is no repository of the hub, but here already: pull takes owner/name")
     found = list_files(name, settings.revision, settings.allow_pickle)
