@@ -194,9 +194,9 @@ class ModelScheduler:
             raise
         model.load_s, model.num_loads = time.monotonic() - begun, model.num_loads + 1
         model.last_used = time.monotonic()
-        # Whoever asked for the model may be gone by now.
-        model.expires = time.monotonic() + self._keep_alive_s
-        if self._keep_alive_s < math.inf:
+        if self._keep_alive_s < math.inf and not is_patient:  # what is loaded at the start waits for requests
+            # Whoever asked for the model may be gone by now.
+            model.expires = time.monotonic() + self._keep_alive_s
             asyncio.get_running_loop().call_later(self._keep_alive_s, self.advance)
         logger.info("%s takes requests after %.1f s", model.name, model.load_s)
         self._begin(self._watch(model, engine))

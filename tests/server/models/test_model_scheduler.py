@@ -144,6 +144,48 @@ async def test_keep_alive() -> None:
         assert not pool.models[0].is_ready
 
 
+async def test_a_model_that_leaves_takes_no_request() -> None:
+    """Two expire together, and one of them takes a while to stop."""
+    fakes, begun, may_end = Fakes(), asyncio.Event(), asyncio.Event()
+    async with running(fakes.pool("a", "b", room=2)) as pool:
+        for name in ("a", "b"):
+            (await ask(pool, name)).close()
+        leaving, stop = fakes.engines["b"], fakes.engines["a"].stop
+
+        async def stop_late() -> None:
+            begun.set()
+            await may_end.wait()
+            await stop()
+
+        fakes.engines["a"].stop = stop_late  # type: ignore[method-assign]
+        for model in pool.models:
+            model.expires = 0.0
+        pool.model_scheduler.advance()
+        await begun.wait()
+        late = ask(pool, "b")
+        await settle()
+        assert not late.done()
+        may_end.set()
+        (await late).close()
+        assert leaving.is_stopped and fakes.loaded == ["a", "b", "b"]
+
+
+async def test_a_model_whose_request_is_gone_stays_for_a_while() -> None:
+    fakes = Fakes()
+    async with running(fakes.pool("a", "b", keep_alive_s=3600.0)) as pool:
+        model = pool.models[1]
+        model.expires = 0.0  # it was there before
+        first = await ask(pool, "a")
+        b = ask(pool, "b")
+        await settle()
+        b.cancel()
+        first.close()
+        await pool.model_scheduler.load(model)
+        pool.model_scheduler.advance()
+        await settle()
+        assert model.is_ready
+
+
 async def test_a_model_that_can_not_be_had() -> None:
     fakes = Fakes()
     fakes.errors["b"] = "its file is gone"
