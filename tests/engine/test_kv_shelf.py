@@ -21,6 +21,7 @@ from penstock.memory.kv_disk.kv_folder import KVFolder, shrink, summaries
 from penstock.memory.kv_disk.record import NO_KEY, RECORD_BYTES, Record, pack, unpack_all
 from penstock.memory.kv_disk.shelf import BLOCKS, INDEX, Shelf
 from penstock.memory.pages import PAGE
+from penstock.weights.checkpoints.kept_checksums import KeptChecksums, Unwanted
 
 ABOUT = {"fingerprint": "0a" * 32}
 
@@ -219,6 +220,16 @@ def test_an_other_processes_shelf_counts_and_stays(tmp_path: Path) -> None:
                 assert folder.make_room(own, PAGE)
                 add(own, number)
             assert len(own) == 1 and len(other) == 3
+
+
+def test_checksums_that_nobody_wants_end_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    with file.open("wb") as stream:
+        stream.truncate(64 << 30)  # zeros that take no disk, and minutes to be read
+    kept = KeptChecksums(tmp_path / "weights.json")
+    with pytest.raises(Unwanted):
+        kept.of([file], lambda: False)
+    assert kept.known([file]) is None
 
 
 def test_engines_that_are_killed_leave_whole_blocks_alone(tmp_path: Path) -> None:

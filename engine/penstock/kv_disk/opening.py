@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.config import ResolvedConfig
@@ -49,8 +50,8 @@ def open_kv_disk(
     is_quick = kept.known(files) is not None or sum(file.stat().st_size for file in files) <= QUICK_BYTES
     cache = model.executor.kv_cache
 
-    def open_shelf() -> Shelf:
-        weights = {file.name: checksum for file, checksum in kept.of(files).items()}
+    def open_shelf(is_wanted: Callable[[], bool]) -> Shelf:
+        weights = {file.name: checksum for file, checksum in kept.of(files, is_wanted).items()}
         about = description(model, config, weights)
         name = f"{checkpoint.folder.name}-{about['fingerprint'][:16]}"
         return folder.open_shelf(name, about, round_up(cache.block_bytes))

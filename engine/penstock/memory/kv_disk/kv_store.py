@@ -58,21 +58,22 @@ class KVStore:
         self,
         folder: KVFolder,
         cache: KVCache,
-        open_shelf: Callable[[], Shelf],
+        open_shelf: Callable[[Callable[[], bool]], Shelf],
         is_quick: bool,
         rate: float,
         is_idle: Callable[[], bool] = lambda: False,
     ) -> None:
         """`open_shelf` may take long, unless `is_quick`: then it is called on the thread that writes, and
-        nothing is found before. `rate`: bytes a second that are written while the engine works. Raises what
-        a quick open_shelf() raises."""
+        nothing is found before. It asks the function that it gets whether the store is still wanted, and
+        raises something soon after the answer is no. `rate`: bytes a second that are written while the engine
+        works. Raises what a quick open_shelf() raises."""
         self.stats = KVDiskStats(limit_bytes=folder.limit_bytes)
         self.is_idle = is_idle
         self._folder = folder
         self._cache = cache
         self._open_shelf = open_shelf
         self._rate = rate
-        self._shelf: Shelf | None = open_shelf() if is_quick else None
+        self._shelf: Shelf | None = open_shelf(lambda: True) if is_quick else None
         self._opened = threading.Event()
         self._reads = BlockReads(cache, self.stats)
         self._buffer = aligned_buffer(round_up(cache.block_bytes))
@@ -134,7 +135,7 @@ class KVStore:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.nice(0) + NICENESS)
         try:
             if self._shelf is None:
-                self._shelf = self._open_shelf()
+                self._shelf = self._open_shelf(lambda: self._closes_at_s is None)
         except Exception as error:
             logger.warning("keys and values are not kept on disk: %s", error)
             return

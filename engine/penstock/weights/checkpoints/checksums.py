@@ -39,6 +39,11 @@ class Checksums:
         self._thread = threading.Thread(target=self._run, name="penstock-checksums", daemon=True)
         self._thread.start()
 
+    def join(self, timeout_s: float) -> bool:
+        """Wait so long at most. Whether the thread has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
     def wait(self) -> dict[Path, str]:
         """The checksums of the files, in hexadecimal. Raises CorruptFile."""
         self._thread.join()

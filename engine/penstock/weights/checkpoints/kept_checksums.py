@@ -7,12 +7,20 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.weights.checkpoints.checksums import Checksums
 
 logger = logging.getLogger(__name__)
+
+
+#: How long it may take until a computation that nobody wants has ended.
+WAIT_S = 0.1
+
+
+class Unwanted(Exception):
+    """The computation was given up."""
 
 
 class KeptChecksums:
@@ -30,14 +38,17 @@ class KeptChecksums:
             return None
         return {file: str(each["sha256"]) for file, each in found.items()}
 
-    def of(self, files: Sequence[Path]) -> dict[Path, str]:
+    def of(self, files: Sequence[Path], is_wanted: Callable[[], bool] = lambda: True) -> dict[Path, str]:
         """The checksums of these files. What is not kept is computed, which reads the files, and kept. Raises
-        CorruptFile and OSError."""
+        CorruptFile and OSError, and Unwanted soon after is_wanted() has said no."""
         known = self.known(files)
         if known is not None:
             return known
         states = {file: _state(file) for file in files}
         with contextlib.closing(Checksums(files)) as checksums:
+            while not checksums.join(WAIT_S):
+                if not is_wanted():
+                    raise Unwanted("nobody waits for the checksums of the weights any more")
             found = checksums.wait()
         new: dict[str, dict[str, object]] = {
             str(file.resolve()): {"state": states[file], "sha256": found[file]}
