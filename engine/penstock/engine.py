@@ -156,14 +156,14 @@ class Engine:
         self.requests = RequestTable(self.scheduler, self.tokenizer, self.grammars, self.max_model_len, frame)
 
     def _block_manager(self, kv_disk: KVStore | None) -> BlockManager:
-        plan, config = self.plan, self.config
+        plan, config, meter = self.plan, self.config, self.meter
         return BlockManager(
             plan.num_kv_blocks,
             config.block_size,
             config.enable_prefix_caching,
             StatePool(plan.num_state_slots, plan.num_state_sequences),
             kv_disk,
-            functools.partial(self.meter.prompt_s, max_tokens=config.max_num_batched_tokens),
+            lambda num_tokens: meter.prompt_s(num_tokens, config.max_num_batched_tokens),
         )
 
     @classmethod
