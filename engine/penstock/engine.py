@@ -210,8 +210,8 @@ class Engine:
             guesses = head is not None or draft_model is not None or config.draft_with_planes
             if loaded.model.pooling is not None and guesses:
                 raise ConfigError(
-                    "a model that makes vectors or scores guesses no tokens: leave draft_model or "
-                    "draft_with_planes out, or set speculation to off"
+                    "a model that makes vectors or scores guesses no tokens: leave draft_model out, "
+                    "and draft_with_planes, or set speculation to off"
                 )
             if head is not None:
                 draft_model = head.begin(loaded.model)

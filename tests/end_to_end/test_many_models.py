@@ -89,7 +89,7 @@ def test_pull_serve_ask_and_delete(hub: LocalHub, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody is there
     options = "--host-memory", "100MiB", "--kv-tokens", "1024", "--max-num-seqs", "2", "--keep-alive", "1h"
-    with ServerProcess("org/one", "org/two", "--offline", *options) as server:
+    with ServerProcess("org/one", "org/two", "--offline", *options, is_warm=False) as server:
         server.wait_until_ready()
         _ask_both(server.url)
 

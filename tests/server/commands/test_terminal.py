@@ -202,6 +202,8 @@ def in_terminal(path: Path, script: list[tuple[str, str]]) -> str:
     child, terminal_fd = pty.fork()
     if child == 0:
         os.environ["TERM"] = "dumb"
+        # Tests that run in the background ignore SIGINT, and their children would too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.execv(sys.executable, [sys.executable, "-c", HALF_TYPED, str(path)])
     heard = ""
     for wanted, typed in script:
