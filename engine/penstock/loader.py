@@ -27,11 +27,14 @@ from penstock.memory.hardware import (
 )
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.kv_disk.kv_store import NUM_BUFFERS
+from penstock.memory.kv_spill.spill_file import SpillFile
+from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.memory.lane import Lane, find_lane
 from penstock.memory.pages import round_up
 from penstock.memory.planning.cost import Predict, predict_step
+from penstock.memory.planning.kv_blocks import USUAL_TOKENS, context
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
-from penstock.memory.planning.planner import USUAL_TOKENS, context, plan_memory
+from penstock.memory.planning.planner import plan_memory
 from penstock.memory.pools import MemoryPool
 from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.pooling.pooling_config import pooling_config
@@ -88,6 +91,8 @@ class Model:
         if experts is not None and self.uses_file is not None and experts.uses.num_uses:
             kept_uses.write(self.uses_file, experts.uses.counts)
         self.streamer.close()
+        if isinstance(self.executor.kv_cache, SpilledKVCache):
+            self.executor.kv_cache.close()
         self.store.close()
 
 
@@ -387,7 +392,9 @@ def _begin_reading(
     with _room_for("the tables of its positions", lane):
         family = opened.family(spec, kernels, config.max_model_len, lane.torch_device)
     pool = MemoryPool("KV cache", plan.kv_bytes + plan.state_bytes, lane.allocate)
-    kv_cache = KVCache(spec, plan.num_kv_blocks, config.block_size, kv_layout, pool, plan.num_state_slots)
+    kv_cache = _kv_cache(spec, plan, config, kv_layout, pool)
+    if isinstance(kv_cache, SpilledKVCache):
+        undo.callback(kv_cache.close)
     embedding = embedding_there()
     if shared is not None:
         embedding = embedding.joined("embedding", shared.embedding)
@@ -395,6 +402,18 @@ def _begin_reading(
     else:
         head = with_head(tensors, head_there(), embedding).map(lane.upload)
     return Executor(family, embedding, head, streamer, kv_cache, config.max_num_seqs), streamer
+
+
+def _kv_cache(
+    spec: ModelSpec, plan: MemoryPlan, config: ResolvedConfig, layout: KVLayout, pool: MemoryPool
+) -> KVCache | SpilledKVCache:
+    """The KV cache as it is planned. Raises ConfigError if the disk has no room for its blocks there."""
+    size, num_spilled = config.block_size, plan.num_spilled_blocks
+    if not num_spilled or config.spill_folder is None:
+        return KVCache(spec, plan.num_kv_blocks, size, layout, pool, plan.num_state_slots)
+    num_bytes = num_spilled * size * spec.kv_bytes_per_token(layout)
+    file = SpillFile(Path(config.spill_folder), num_bytes)
+    return SpilledKVCache(spec, plan.num_kv_blocks - num_spilled, num_spilled, size, layout, pool, file)
 
 
 def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, config: ResolvedConfig) -> None:
@@ -425,7 +444,8 @@ def _max_model_len(spec: ModelSpec, config: EngineConfig, plan: MemoryPlan) -> i
     if capacity < 2 or (config.max_model_len is not None and capacity < context):
         raise CapacityError(
             f"{plan.kv_bytes} bytes of KV cache hold {capacity} tokens; a sequence of {context} tokens needs "
-            "more. Enlarge the cache (--kv-tokens, --kv-cache-memory), or ask for less (--max-model-len)"
+            "more. Enlarge the cache (--kv-tokens, --kv-cache-memory), let what has no room lie on disk "
+            "(--kv-spill), or ask for less (--max-model-len)"
         )
     if capacity < context:
         logger.warning(

@@ -210,6 +210,15 @@ class Settings:
         parse=parse_bytes,
         metavar="SIZE",
     )
+    kv_spill: str | None = engine_setting(
+        "kv_spill",
+        "a folder on a fast local disk for the keys and values of sequences that are longer than the KV "
+        "cache: up to --max-model-len tokens, those without room in memory lie in a temporary file there, "
+        "and each step reads those of its sequences; default: the folder of --kv-disk, if --max-model-len "
+        "is given",
+        commands=GENERATING,
+        metavar="FOLDER",
+    )
     state_memory: int | None = engine_setting(
         "state_bytes",
         "memory for recurrent states, in models that have some (Qwen3-Next, LFM2, Granite 4), such as "
