@@ -19,7 +19,7 @@ from penstock.generation.executor import Executor
 from penstock.generation.warm_up import ZeroProducts, largest_step, measure_activations
 from penstock.kernels import Kernels, Matrix, choose_kernels
 from penstock.memory import kept_uses
-from penstock.memory.direct_io import DirectReader
+from penstock.memory.direct_io import DEFAULT_DEPTH, DirectReader
 from penstock.memory.hardware import (
     HardwareProfile,
     capacities,
@@ -245,6 +245,7 @@ def begin_reading(
             UseCounts(size.experts.count_per_token, uses),
             undo,
             shared,
+            hardware.disk.depth if hardware.disk else DEFAULT_DEPTH,
         )
         _compare(plan, reader, streamer, resolved)
         family = executor.family
@@ -380,6 +381,7 @@ def _begin_reading(
     uses: UseCounts[UnitKey],
     undo: contextlib.ExitStack,
     shared: SharedEnds | None,
+    depth: int,
 ) -> tuple[Executor, LayerStreamer]:
     """Allocate memory and begin to read. When _begin_reading() returns, embedding and head are in memory and
     layers are on their way; all work of the processor is done while they arrive."""
@@ -392,7 +394,7 @@ def _begin_reading(
     with _room_for("the tables of its positions", lane):
         family = opened.family(spec, kernels, config.max_model_len, lane.torch_device)
     pool = MemoryPool("KV cache", plan.kv_bytes + plan.state_bytes, lane.allocate)
-    kv_cache = _kv_cache(spec, plan, config, kv_layout, pool)
+    kv_cache = _kv_cache(spec, plan, config, kv_layout, pool, depth)
     if isinstance(kv_cache, SpilledKVCache):
         undo.callback(kv_cache.close)
     embedding = embedding_there()
@@ -405,14 +407,20 @@ def _begin_reading(
 
 
 def _kv_cache(
-    spec: ModelSpec, plan: MemoryPlan, config: ResolvedConfig, layout: KVLayout, pool: MemoryPool
+    spec: ModelSpec,
+    plan: MemoryPlan,
+    config: ResolvedConfig,
+    layout: KVLayout,
+    pool: MemoryPool,
+    depth: int,
 ) -> KVCache | SpilledKVCache:
-    """The KV cache as it is planned. Raises ConfigError if the disk has no room for its blocks there."""
+    """The KV cache as it is planned. `depth` reads of its file are in flight at a time. Raises ConfigError if
+    the disk has no room for its blocks there."""
     size, num_spilled = config.block_size, plan.num_spilled_blocks
     if not num_spilled or config.spill_folder is None:
         return KVCache(spec, plan.num_kv_blocks, size, layout, pool, plan.num_state_slots)
     num_bytes = num_spilled * size * spec.kv_bytes_per_token(layout)
-    file = SpillFile(Path(config.spill_folder), num_bytes)
+    file = SpillFile(Path(config.spill_folder), num_bytes, depth=depth)
     return SpilledKVCache(spec, plan.num_kv_blocks - num_spilled, num_spilled, size, layout, pool, file)
 
 

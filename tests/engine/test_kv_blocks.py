@@ -34,8 +34,8 @@ def solar() -> ModelFootprint:
 
 
 def test_32768_tokens_in_6_gib(solar: ModelFootprint) -> None:
-    """An eighth of the budget has keys and values, and two slots, each for a layer's blocks from disk. What is
-    too little for another layer is theirs, too."""
+    """An eighth of the budget has keys and values, and two slots, each for a layer's blocks from disk. What
+    is too little for another layer is theirs, too."""
     plan = plan_memory(solar, MACHINE, CONFIG)
     assert plan.num_kv_tokens == CONTEXT and plan.host_used_bytes <= 6 * GIB
     in_memory = CONTEXT - plan.num_spilled_tokens

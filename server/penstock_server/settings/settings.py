@@ -216,7 +216,6 @@ class Settings:
         "cache: up to --max-model-len tokens, those without room in memory lie in a temporary file there, "
         "and each step reads those of its sequences; default: the folder of --kv-disk, if --max-model-len "
         "is given",
-        commands=GENERATING,
         metavar="FOLDER",
     )
     state_memory: int | None = engine_setting(

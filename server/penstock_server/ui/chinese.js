@@ -241,6 +241,7 @@ export const CHINESE = {
   staging: "中转槽",
   experts: "专家",
   keysAndValues: "KV 缓存",
+  someOnDisk: "{number}，其中 {spilled} 在磁盘上",
   recurrentStates: "循环状态",
   draftModel: "草稿模型",
   predictionHead: "模型自带的预测头",

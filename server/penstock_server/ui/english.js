@@ -246,6 +246,7 @@ export const ENGLISH = {
   staging: "staging",
   experts: "experts",
   keysAndValues: "keys and values",
+  someOnDisk: "{number}, {spilled} on disk",
   recurrentStates: "recurrent states",
   draftModel: "draft model",
   predictionHead: "the model's own head",

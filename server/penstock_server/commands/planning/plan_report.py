@@ -272,7 +272,7 @@ def predictions(
     }
     if plan.num_spilled_blocks:
         spilled_bytes = plan.num_spilled_tokens * size.kv_bytes_per_token
-        steps[f"decode, 1 sequence of {plan.num_kv_tokens} tokens"] = predict_step(
+        steps[f"decode at {plan.num_kv_tokens} tokens"] = predict_step(
             plan, size, hardware, config, 1, 1, spilled_bytes=spilled_bytes
         )
     tokens = (1, 1, PROMPT) if plan.num_encoder_layers else (PROMPT, 1)
