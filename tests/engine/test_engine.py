@@ -397,7 +397,7 @@ def test_chunks_become_as_large_as_the_target_for_a_steps_time_allows(tiny_llama
     engine.add(GenerationRequest([9] * 120, SamplingParams(), "first"))
     engine.step()
     assert engine.scheduler.admission.running[0].num_computed_tokens == 50
-    engine.meter.predict = lambda num_tokens, num_sampled, num_encoded=0: UNKNOWN
+    engine.meter.predict = lambda num_tokens, num_sampled, *_: UNKNOWN
     engine.meter.measured = MeasuredSteps()
     engine.meter.measured.record(10, 0.4)
     engine.meter.measured.record(100, 4.0)
