@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.config import EngineConfig
-from penstock.errors import ConfigError
+from penstock.errors import CapacityError, ConfigError
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.planner import plan_memory
@@ -41,7 +41,7 @@ def test_32768_tokens_in_6_gib(solar: ModelFootprint) -> None:
     in_memory = CONTEXT - plan.num_spilled_tokens
     assert plan.kv_bytes == in_memory * TOKEN_BYTES + plan.num_spilled_tokens * TOKEN_BYTES // 24
     assert 0.7 * GIB < plan.kv_bytes < 0.75 * GIB + max(solar.layer_bytes)
-    with pytest.raises(Exception, match="--kv-tokens"):
+    with pytest.raises(CapacityError, match="--kv-tokens"):
         plan_memory(solar, MACHINE, replace(CONFIG, kv_spill=None))
 
 
@@ -80,3 +80,7 @@ def test_blocks_that_are_no_whole_pages(solar: ModelFootprint) -> None:
     with pytest.raises(ConfigError, match="pass --block-size 32"):
         plan_memory(narrow, MACHINE, CONFIG)
     assert plan_memory(narrow, MACHINE, replace(CONFIG, block_size=32)).num_spilled_blocks > 0
+    disk = replace(CONFIG, kv_spill=None, kv_disk="kv")
+    assert plan_memory(solar, MACHINE, disk).num_spilled_blocks > 0
+    with pytest.raises(CapacityError):  # nobody has asked for blocks on disk
+        plan_memory(narrow, MACHINE, disk)

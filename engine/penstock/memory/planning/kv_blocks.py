@@ -47,8 +47,10 @@ class KVBlocks:
         self.wanted = self._wanted()
         #: Blocks of one sequence.
         self.least = self._blocks(config.max_model_len or min(self._context, USUAL_TOKENS))
-        if self.num_spilled(1):
-            self._check(footprint, has_gpu)
+        if self._longest and (trouble := self._trouble(footprint, has_gpu)):
+            if config.kv_spill is not None or (self.is_explicit and self.wanted < self._longest):
+                raise ConfigError(f"--kv-spill: keys and values of this model can't lie on disk; {trouble}")
+            self._longest = 0  # the folder is there for another purpose, --kv-disk
 
     def num_bytes(self, num_blocks: int) -> int:
         """Bytes of memory that so many blocks take, and the slots of those on disk."""
@@ -92,19 +94,12 @@ class KVBlocks:
     def _blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._config.block_size)
 
-    def _check(self, footprint: ModelFootprint, has_gpu: bool) -> None:
-        """Whether the model's blocks can lie on disk. Raises ConfigError."""
-        trouble = footprint.no_spill
+    def _trouble(self, footprint: ModelFootprint, has_gpu: bool) -> str:
+        """Why the model's blocks can't lie on disk; "": they can."""
         if has_gpu:
-            trouble = "on a GPU they have to lie in its memory: pass --device cpu"
-        elif not trouble:
-            sizes = [size * self._config.block_size for size in footprint.kv_part_bytes]
-            if any(size % PAGE for size in sizes):
-                least = math.lcm(16, *(PAGE // math.gcd(PAGE, size) for size in footprint.kv_part_bytes))
-                trouble = f"a layer's block has to be whole pages of {PAGE} bytes: pass --block-size {least}"
-        if trouble and self._is_needed():
-            raise ConfigError(f"--kv-spill: keys and values of this model can't lie on disk; {trouble}")
-
-    def _is_needed(self) -> bool:
-        """Whether fewer blocks are wanted in memory than a sequence may have."""
-        return self._config.kv_spill is not None or (self.is_explicit and self.wanted < self._longest)
+            return "on a GPU they have to lie in its memory: pass --device cpu"
+        sizes = footprint.kv_part_bytes
+        if not footprint.no_spill and any(size * self._config.block_size % PAGE for size in sizes):
+            least = math.lcm(16, *(PAGE // math.gcd(PAGE, size) for size in sizes))
+            return f"a layer's block has to be whole pages of {PAGE} bytes: pass --block-size {least}"
+        return footprint.no_spill
