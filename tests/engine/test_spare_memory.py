@@ -49,11 +49,14 @@ def test_a_small_matrix_leaves_the_memory_of_all_layers_alone() -> None:
 
 def test_a_larger_model_gets_what_is_there_and_the_rest_anew() -> None:
     spare = SpareMemory()
+    others = spare.take("ends", MIB).buffer.fill_(8)
     first = spare.take("layers", 2 * MIB).buffer.fill_(1)
-    del first
+    end = spare.take("ends", MIB).buffer.fill_(1)
+    del first, end
     larger, num_ready = spare.take("layers", 5 * MIB)
-    assert num_ready == 2 * MIB
+    assert num_ready == 2 * MIB and spare.num_bytes == 0, "fresh memory took the place of the end's"
     assert bool((larger[: 2 * MIB] == 1).all()) and not bool(larger[2 * MIB :].any())
+    assert bool((others == 8).all())
 
 
 def test_what_is_kept_is_no_more_than_was_asked_for() -> None:

@@ -113,6 +113,7 @@ class SpareMemory:
     def _give_back(self, left: int) -> None:
         """Until at most `left` bytes are spare."""
         for area in self._areas:
-            if (excess := self._num_bytes - max(0, left)) > 0:
+            excess = self._num_bytes - max(0, left)
+            if excess > 0 and area.spare_bytes:
                 area.give_back(min(round_up(excess), area.spare_bytes))
         self._areas = [area for area in self._areas if area.kept_bytes or area.lent_bytes]
