@@ -123,6 +123,8 @@ def load_engine(
         folder = find_folder(settings)
         # For a small model the disk is not measured, since measuring writes a file; a kept rate is used.
         hardware = hardware or profile(settings, folder, measures_disk=is_measurable(folder))
+        if spare is not None:
+            hardware = replace(hardware, free_ram_bytes=hardware.free_ram_bytes + spare.num_bytes)
         return Engine.load(
             folder,
             settings.engine_config(),
