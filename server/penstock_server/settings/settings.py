@@ -212,10 +212,9 @@ class Settings:
     )
     kv_spill: str | None = engine_setting(
         "kv_spill",
-        "a folder on a fast local disk for the keys and values of sequences that are longer than the KV "
-        "cache: up to --max-model-len tokens, those without room in memory lie in a temporary file there, "
-        "and each step reads those of its sequences; default: the folder of --kv-disk, if --max-model-len "
-        "is given",
+        "a folder on a fast local disk for a temporary file with keys and values that have no room in "
+        "memory, so that sequences may be longer than the KV cache; each step reads those of its sequences; "
+        "default: the folder of --kv-disk, if --max-model-len is given",
         metavar="FOLDER",
     )
     state_memory: int | None = engine_setting(
