@@ -202,6 +202,7 @@ export const CHINESE = {
   explainLink: "这条通路当前的传输速率，以及实测能达到的最高速率。",
   explainExperts: "模型中只有部分 token 需要的部分。百分比是需要时已在内存中的比例。",
   explainGuesses: "先猜出一些 token，再用一遍计算来核对。猜对了就省下几遍，猜错了也不会改变回答。",
+  explainKept: "服务器以前读过、不必再读的 token：保存下来的中间结果是从磁盘上取来的。",
   explainKv: "模型为正在处理的文本保存的中间结果，这样不必为每个 token 重新读一遍文本。",
   explainSequences: "正在计算的回答。",
 
@@ -209,6 +210,9 @@ export const CHINESE = {
   tokensPerSTitle: "token/秒",
   step: "每步用时",
   kvCache: "KV 缓存",
+  keptTitle: "来自磁盘的 token",
+  keptSaved: "节省 {time}；已保存 {bytes}",
+  keptRemark: "已保存 {bytes}",
   guessesTitle: "猜测采纳率",
   guessesRemark: "有猜测时每步 {gained} 个 token；采纳 {accepted} 个，舍弃 {rejected} 个",
   expertsTitle: "内存中的专家",

@@ -89,7 +89,7 @@ export class Machine {
     this.#onModels(models.data); // a choice, also while none of several models is loaded
     const plan = await get("v1/plan");
     const stats = await get("v1/engine/stats");
-    this.#readings.plan(plan, Object.keys(stats.links));
+    this.#readings.plan(plan, stats);
     this.#strip.plan(plan);
     byId("ledger-toggle").hidden = false;
     byId("ledger").replaceChildren(...ledger(plan));
