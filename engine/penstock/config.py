@@ -195,8 +195,10 @@ class EngineConfig:
 
     @property
     def spill_folder(self) -> str | None:
-        """Where keys and values lie that have no room in memory; None: they have to have room."""
-        return self.kv_spill or (self.kv_disk if self.max_model_len is not None else None)
+        """Where keys and values lie that have no room in memory; None: they have to have room. Upper planes
+        that guess need all of a sequence in memory."""
+        is_asked = self.max_model_len is not None and not self.draft_with_planes
+        return self.kv_spill or (self.kv_disk if is_asked else None)
 
     def __post_init__(self) -> None:
         self._check_choices()

@@ -26,9 +26,8 @@ from penstock.memory.hardware import (
     capacities,
     num_physical_cores,
 )
-from penstock.memory.kv_cache import KVCache
 from penstock.memory.kv_disk.kv_store import NUM_BUFFERS
-from penstock.memory.kv_spill.spill_file import SpillFile
+from penstock.memory.kv_spill.planned_cache import planned_cache
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.memory.lane import Lane, find_lane
 from penstock.memory.pages import round_up
@@ -416,7 +415,7 @@ def _begin_reading(
     with _room_for("the tables of its positions", lane):
         family = opened.family(spec, kernels, config.max_model_len, lane.torch_device)
     pool = MemoryPool("KV cache", plan.kv_bytes + plan.state_bytes, lane.allocate)
-    kv_cache = _kv_cache(spec, plan, config, kv_layout, pool, depth)
+    kv_cache = planned_cache(spec, plan, config.spill_folder, kv_layout, pool, depth)
     if isinstance(kv_cache, SpilledKVCache):
         undo.callback(kv_cache.close)
     embedding = embedding_there()
@@ -426,24 +425,6 @@ def _begin_reading(
     else:
         head = with_head(tensors, head_there(), embedding).map(lane.upload)
     return Executor(family, embedding, head, streamer, kv_cache, config.max_num_seqs), streamer
-
-
-def _kv_cache(
-    spec: ModelSpec,
-    plan: MemoryPlan,
-    config: ResolvedConfig,
-    layout: KVLayout,
-    pool: MemoryPool,
-    depth: int,
-) -> KVCache | SpilledKVCache:
-    """The KV cache as it is planned. `depth` reads of its file are in flight at a time. Raises ConfigError if
-    the disk has no room for its blocks there."""
-    size, num_spilled = config.block_size, plan.num_spilled_blocks
-    if not num_spilled or config.spill_folder is None:
-        return KVCache(spec, plan.num_kv_blocks, size, layout, pool, plan.num_state_slots)
-    num_bytes = num_spilled * size * spec.kv_bytes_per_token(layout)
-    file = SpillFile(Path(config.spill_folder), num_bytes, depth=depth)
-    return SpilledKVCache(spec, plan.num_kv_blocks - num_spilled, num_spilled, size, layout, pool, file)
 
 
 def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, config: ResolvedConfig) -> None:
