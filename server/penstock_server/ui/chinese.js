@@ -202,8 +202,8 @@ export const CHINESE = {
   explainLink: "这条通路当前的传输速率，以及实测能达到的最高速率。",
   explainExperts: "模型中只有部分 token 需要的部分。百分比是需要时已在内存中的比例。",
   explainGuesses: "先猜出一些 token，再用一遍计算来核对。猜对了就省下几遍，猜错了也不会改变回答。",
-  explainKept: "服务器以前读过、不必再读的 token：保存下来的中间结果是从磁盘上取来的。",
   explainKv: "模型为正在处理的文本保存的中间结果，这样不必为每个 token 重新读一遍文本。",
+  explainKept: "服务器以前读过、不必再读的 token：保存下来的中间结果是从磁盘上取来的。",
   explainSequences: "正在计算的回答。",
 
   // the readings

@@ -208,7 +208,8 @@ export const ENGLISH = {
   explainGuesses:
     "Tokens that were guessed and then checked in one pass. Right guesses save passes; wrong ones change no answer.",
   explainKv: "What the model keeps of the texts under way, so that it need not read them again for each token.",
-  explainKept: "Tokens of texts that the server had read before, and need not read again: what it kept of them came from the disk.",
+  explainKept:
+    "Tokens of texts that the server had read before, and need not read again: what it kept of them came from the disk.",
   explainSequences: "Answers that are being computed now.",
 
   // the readings
