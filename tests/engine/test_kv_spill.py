@@ -79,6 +79,14 @@ def test_answers_are_those_of_a_larger_cache(name: str, tmp_path: Path) -> None:
     assert list((tmp_path / "spill").iterdir()) == []
 
 
+def test_keys_and_values_in_int8(tmp_path: Path) -> None:
+    """Four heads of 30 numbers and a scale of 2 bytes: 32 tokens are a page."""
+    build("Llama", tmp_path / "model", head_dim=30, num_key_value_heads=4)
+    plain, asked = replace(PLAIN, kv_dtype="int8"), prompts("int8", 150, 90)
+    config = spilled(tmp_path, kv_dtype="int8")
+    assert answers(tmp_path / "model", config, asked) == answers(tmp_path / "model", plain, asked)
+
+
 def test_blocks_and_layers_are_streamed_together(llama: Path, tmp_path: Path) -> None:
     """Weights from disk, chunks that cut blocks, prompts' log-probabilities, beams that share blocks, and
     guesses in trees, whose branches are in blocks of their own."""

@@ -72,8 +72,8 @@ class SpilledKVCache:
 
     @property
     def part_bytes(self) -> int:
-        """Bytes of the smallest part of a block in one layer."""
-        return min(row.shape[1] for row in self._rows)
+        """Bytes of the largest part of a block in one layer."""
+        return max(row.shape[1] for row in self._rows)
 
     def shift(self, layer: int, is_spilled: bool) -> int:
         """What is added to the number of a block, of which a layer's blocks have one kind or the other, and
