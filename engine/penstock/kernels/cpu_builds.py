@@ -152,6 +152,9 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
         _P, _N, _P, _N, _N, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _P, _N, _F, _F, _N, _N, _P, _P, _N, _N,
         _P, _P, _N, _P, _P,
     ),
+    "penstock_attention_sublayer": (
+        _P, _P, _N, _P, _P, _N, _P, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _P, _N, _I, _P, _P, _P,
+    ),
     "penstock_short_conv": (_P, _N, _N, _P, _P, _N, _P, _P, _P, _P, _P, _P, _P, _P, _N),
     "penstock_recurrence": (
         _P, _N, _P, _N, _P, _N, _P, _P, _P, _P, _N, _N, _N, _N, _P, _P, _P, _P, _P, _P, _N,

@@ -174,6 +174,8 @@ def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 class PlainOperations(PlainRecurrences):
     """Everything but products, which all sets of kernels in plain torch share."""
 
+    sublayers = None
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         inverse = torch.rsqrt(x.double().square().mean(-1, keepdim=True) + eps).float()
         return x * inverse * (weight + offset)
