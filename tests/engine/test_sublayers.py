@@ -1,4 +1,5 @@
-"""Attention with what lies around it in one call: the bits of the operations one by one, in every build."""
+"""Attention with what lies around it in one call, and a gated mlp: the bits of the operations one by one, in
+every build."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def weights_of(kind: str) -> LayerWeights:
     return LayerWeights(
         {name: torch.randn(size, generator=random) for name, size in sizes.items()}
         | {"qkv": form(kind, rows, WIDTH, 2), "o": form(kind, WIDTH, HEADS * DIM, 3)}
-        | {"gate_up": form("int8", 256, WIDTH, 4), "down": form("int8", WIDTH, 128, 5)}
+        | {"gate_up": form(kind, 256, WIDTH, 4), "down": form(kind, WIDTH, 128, 5)}
     )
 
 
@@ -100,12 +101,18 @@ class Counted(ForwardingKernels):
 
     def __init__(self, kernels: Kernels) -> None:
         super().__init__(kernels)
-        self.inner, self.sublayers, self.number = kernels.sublayers, self, 0
+        self.inner, self.sublayers, self.number, self.num_mlps = kernels.sublayers, self, 0, 0
 
     def attend(self, *arguments: Any) -> tuple[Tensor, Tensor] | None:
         assert self.inner is not None
         found = self.inner.attend(*arguments)
         self.number += found is not None
+        return found
+
+    def gated_mlp(self, *arguments: Any) -> Tensor | None:
+        assert self.inner is not None
+        found = self.inner.gated_mlp(*arguments)
+        self.num_mlps += found is not None
         return found
 
 
@@ -116,9 +123,9 @@ def test_few_tokens_take_one_call(case: str) -> None:
     spec, kernels = Llama._spec(CONFIG, **differences), Counted(fast(BUILDS[0], "int16"))
     weights = weights_of(matrices)
     layer(spec, kernels, weights, *step([(40, MOST_TOKENS)], torch.float16))
-    assert kernels.number == 1
+    assert kernels.number == kernels.num_mlps == 1
     layer(spec, kernels, weights, *step([(40, MOST_TOKENS + 1)], torch.float16))
-    assert kernels.number == 1
+    assert kernels.number == kernels.num_mlps == 1
 
 
 OTHERS: dict[str, dict[str, Any]] = {

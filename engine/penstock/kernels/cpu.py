@@ -74,7 +74,7 @@ class NativeKernels(NativeRecurrences):
         self.build, self._library = build, library
         self.experts = NativeExperts(library, self._activation_bits, self)
         self.adapters = NativeLowRank(library)
-        self.sublayers: Sublayers | None = NativeSublayers(library, self._activation_bits)
+        self.sublayers: Sublayers | None = NativeSublayers(library, self._activation_bits, self.experts)
 
     def set_num_threads(self, num_threads: int) -> int:
         """Set the threads of all native kernels of this process. Returns how many there are now; the log says

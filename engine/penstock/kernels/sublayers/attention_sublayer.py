@@ -11,7 +11,15 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from penstock.kernels.expert_records import MatrixRecord, token_bytes
-from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, Matrix, address
+from penstock.kernels.experts import GatedExpert
+from penstock.kernels.operands import (
+    AttentionSpec,
+    BatchLayout,
+    GatedFunction,
+    LayerKV,
+    Matrix,
+    address,
+)
 
 #: Cosines and sines of a step's tokens, each float32 [num_tokens, rotary_dim / 2]; None, None without rope.
 Turns = tuple[Tensor, Tensor] | tuple[None, None]
@@ -88,11 +96,13 @@ class AttentionSublayer:
 
 
 class Sublayers(Protocol):
-    """Part of Kernels."""
+    """Part of Kernels. Results have the bits of the operations one by one. None as a result: these kernels
+    don't compute this in one call, with these weights or so many tokens, and nothing was written."""
 
     def attend(
         self, sublayer: AttentionSublayer, hidden: Tensor, kv: LayerKV, batch: BatchLayout, turns: Turns
     ) -> tuple[Tensor, Tensor] | None:
-        """`summed` and `normed`, each [num_tokens, hidden_size], with the bits that the operations have one
-        by one; the step's K and V are written. None: these kernels don't compute this sublayer with so many
-        tokens, and nothing was written."""
+        """`summed` and `normed`, each [num_tokens, hidden_size]; the step's K and V are written."""
+
+    def gated_mlp(self, weights: GatedExpert, x: Tensor, function: GatedFunction) -> Tensor | None:
+        """down(f(gate x) * up x): [num_tokens, hidden_size] -> the same shape."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.expert_records import padded_rows
-from penstock.kernels.operands import BatchLayout, LayerKV, address
+from penstock.kernels.experts import ExpertKernels, GatedExpert
+from penstock.kernels.operands import BatchLayout, GatedFunction, LayerKV, address
 from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, Turns
 from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, partial_bytes
 
@@ -19,9 +21,11 @@ MOST_TOKENS = 16
 class NativeSublayers:
     """cpu/sublayers/, called through ctypes."""
 
-    def __init__(self, library: Any, activation_bits: int) -> None:
+    def __init__(self, library: Any, activation_bits: int, experts: ExpertKernels) -> None:
+        """`experts` have the same library."""
         self._library = library
         self._activation_bits = activation_bits
+        self._experts = experts
 
     def attend(
         self, sublayer: AttentionSublayer, hidden: Tensor, kv: LayerKV, batch: BatchLayout, turns: Turns
@@ -43,3 +47,17 @@ class NativeSublayers:
         )  # fmt: skip
         summed, normed = y.unbind()
         return summed, normed
+
+    def gated_mlp(self, weights: GatedExpert, x: Tensor, function: GatedFunction) -> Tensor | None:
+        num_tokens = len(x)
+        if weights.native is None or num_tokens > MOST_TOKENS:
+            return None
+        y = torch.empty(num_tokens, weights.down.out_features)
+        self._experts.compute(x, _rows(num_tokens), [(weights, 0, num_tokens)], function, y)
+        return y
+
+
+@cache
+def _rows(num_tokens: int) -> Tensor:
+    """All rows, in their order."""
+    return torch.arange(num_tokens)
