@@ -15,6 +15,7 @@ from tqdm import tqdm
 from penstock import Engine
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.rates import is_measurable
+from penstock.memory.spare_memory import SpareMemory
 from penstock.model.pooling.find_pooling import PoolingWish
 from penstock.model.registry import OpenModel, open_model
 from penstock.weights.checkpoints.checksums import Checksums, lines
@@ -97,6 +98,7 @@ def load_engine(
     report: Callable[[int, int], None] | None = None,
     hardware: HardwareProfile | None = None,
     is_patient: bool = True,
+    spare: SpareMemory | None = None,
 ) -> Engine:
     """The engine that the settings describe. Raises PenstockError.
 
@@ -105,6 +107,7 @@ def load_engine(
     hardware: the machine for which the memory is planned; None: this machine as it is now.
     is_patient: wait until all layers that stay in memory are there; else the first step computes each as it
         arrives.
+    spare: memory of models that left.
     """
     progress = LoadProgress(f"loading {settings.model_names[0]}")
     if settings.convert_to is not None:
@@ -120,6 +123,8 @@ def load_engine(
         folder = find_folder(settings)
         # For a small model the disk is not measured, since measuring writes a file; a kept rate is used.
         hardware = hardware or profile(settings, folder, measures_disk=is_measurable(folder))
+        if spare is not None:
+            hardware = replace(hardware, free_ram_bytes=hardware.free_ram_bytes + spare.num_bytes)
         return Engine.load(
             folder,
             settings.engine_config(),
@@ -127,6 +132,7 @@ def load_engine(
             hardware=hardware,
             cache_folder=settings.cache_dir,
             is_patient=is_patient,
+            spare=spare,
         )
     finally:
         progress.close()
