@@ -42,6 +42,7 @@ from penstock.kv_disk.opening import open_kv_disk
 from penstock.loader import Model, load_model
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_disk.kv_store import KVStore
+from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.spare_memory import SpareMemory
@@ -132,7 +133,9 @@ class Engine:
         )
         #: How the model is asked to complete a text and to fill in blanks.
         self.forms = PromptForms(model.tokenizer, model.spec.has_encoder)
-        self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs)
+        cache = model.executor.kv_cache
+        spill = cache.stats if isinstance(cache, SpilledKVCache) else None
+        self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs, spill)
         self.metrics = self.meter.metrics
         #: Keeps blocks of keys and values on disk, if the config asks for that.
         self.kv_disk = kv_disk

@@ -210,6 +210,13 @@ class Settings:
         parse=parse_bytes,
         metavar="SIZE",
     )
+    kv_spill: str | None = engine_setting(
+        "kv_spill",
+        "a folder on a fast local disk for a temporary file with keys and values that have no room in "
+        "memory, so that sequences may be longer than the KV cache; each step reads those of its sequences; "
+        "default: the folder of --kv-disk, if --max-model-len is given",
+        metavar="FOLDER",
+    )
     state_memory: int | None = engine_setting(
         "state_bytes",
         "memory for recurrent states, in models that have some (Qwen3-Next, LFM2, Granite 4), such as "

@@ -65,6 +65,7 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         state_memory=1,
         kv_disk="kv",
         kv_disk_size=1,
+        kv_spill="spill",
         block_size=32,
         max_model_len=2,
         max_num_seqs=3,

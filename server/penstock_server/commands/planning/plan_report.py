@@ -162,12 +162,17 @@ def predictions(
     plan: MemoryPlan, size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
 ) -> dict[str, StepPrediction]:
     """Predicted steps: a decoding step for each number of sequences that the config allows and the KV cache
-    has blocks for, and a step with a prompt."""
+    has blocks for, one with all keys and values that lie on disk, and a step with a prompt."""
     steps = {
         f"decode, {n} sequence{'s' if n > 1 else ''}": predict_step(plan, size, hardware, config, n, n)
         for n in NUM_SEQS
         if n <= min(config.max_num_seqs, plan.num_kv_blocks)
     }
+    if plan.num_spilled_blocks:
+        spilled_bytes = plan.num_spilled_tokens * size.kv_bytes_per_token
+        steps[f"decode at {plan.num_kv_tokens} tokens"] = predict_step(
+            plan, size, hardware, config, 1, 1, spilled_bytes=spilled_bytes
+        )
     tokens = (1, 1, PROMPT) if plan.num_encoder_layers else (PROMPT, 1)
     return steps | {f"prompt of {PROMPT}": predict_step(plan, size, hardware, config, *tokens)}
 

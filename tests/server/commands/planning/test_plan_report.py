@@ -214,6 +214,16 @@ def test_no_more_sequences_are_promised_than_have_room(capsys: pytest.CaptureFix
         assert [int(name.split()[1]) for name in steps if name.startswith("decode")] == numbers
 
 
+def test_a_context_that_is_longer_than_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("plan", "--shape", "falcon3-10b", "--host-memory", "6GiB", "--max-model-len", "32000")
+    data = json.loads(run(capsys, *flags, "--kv-spill", "nowhere", "--json"))
+    plan, steps = data["plan"], data["steps"]
+    assert plan["num_kv_tokens"] == 32000 and 0 < plan["num_spilled_tokens"] < 32000
+    assert steps["decode at 32000 tokens"]["terms"]["disk"] > steps["decode, 1 sequence"]["terms"]["disk"]
+    text = run(capsys, *flags, "--kv-spill", "nowhere")
+    assert f"32000 tokens, {plan['num_spilled_tokens']} of them on disk" in text
+
+
 def test_a_folder_needs_no_weights(
     capsys: pytest.CaptureFixture[str], tiny_llama: Path, tmp_path: Path
 ) -> None:
