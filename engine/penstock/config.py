@@ -162,8 +162,11 @@ class EngineConfig:
     #: answer depends on them.
     speculation: SpeculationMode = "auto"
     #: A small model (a folder, a .gguf file or a hub repository) that guesses, too. It stays in the host's
-    #: memory, within the budget, and has the same vocabulary.
+    #: memory, within the budget, and has the same vocabulary. Or an EAGLE-3 head that was trained for the
+    #: model, which its config.json tells.
     draft_model: str | None = None
+    #: Refuse a draft_model that is no EAGLE-3 head.
+    draft_with_eagle3: bool = False
     #: A head of multi-token prediction that came with the model guesses, too: where it can and there is no
     #: draft model ("auto"), "on" (refused where it can't), or "off". It takes memory within the budget.
     mtp: MTPMode = "auto"
@@ -274,6 +277,11 @@ class EngineConfig:
             raise ConfigError(
                 "draft_with_planes has the model's upper planes guess; leave out a draft model, mtp 'on' and "
                 "speculation 'off'"
+            )
+        if self.draft_with_eagle3 and (self.draft_model is None or self.speculation == "off"):
+            raise ConfigError(
+                "draft_with_eagle3 says of draft_model that it is an EAGLE-3 head: name it, and leave "
+                "speculation 'off' out"
             )
 
     def _check_what_keeps_keys_and_values(self) -> None:

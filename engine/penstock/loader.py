@@ -151,10 +151,10 @@ def load_model(
 
 
 class SharedEnds(NamedTuple):
-    """Matrices of a model in memory that a second model has, too."""
+    """Matrices of a model in memory that a second model has, too. Without a head, that is its own."""
 
     embedding: Matrix
-    head: Matrix
+    head: Matrix | None = None
 
 
 class PlannedModel(NamedTuple):
@@ -408,7 +408,8 @@ def _begin_reading(
     layers are on their way; all work of the processor is done while they arrive."""
     spec, tensors = opened.spec, opened.store.tensors
     ends = (tensors.embedding, tensors.head)
-    embedding_there, head_there = map(reader.begin, ends if shared is None else map(beside_shared, ends))
+    has_head = shared is None or shared.head is None
+    embedding_there, head_there = map(reader.begin, ends if has_head else map(beside_shared, ends))
     lane.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
     streamer = LayerStreamer(tensors, reader, lane, plan.tiers, uses)
     undo.callback(streamer.close)
@@ -421,6 +422,7 @@ def _begin_reading(
     embedding = embedding_there()
     if shared is not None:
         embedding = embedding.joined("embedding", shared.embedding)
+    if shared is not None and shared.head is not None:
         head = head_there().joined("head", shared.head)
     else:
         head = with_head(tensors, head_there(), embedding).map(lane.upload)

@@ -17,7 +17,7 @@ from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.planner import plan_memory
 from penstock.metrics import KVDiskReads, KVDiskStats, StepStats, Traffic
 from penstock.model.known_shapes import find_shape
-from penstock_server.commands.planning.plan_report import footprint_of
+from penstock_server.commands.planning.footprints import footprint_of
 from server.models.pools import Fakes
 
 from .browser import OpenPage, answer, expect, say, serving, wait_until_done

@@ -108,7 +108,7 @@ class DraftingBody(Told):
     """What guesses of the next tokens should bring to a step of so many sequences, if they are right as often
     as is assumed of their source."""
 
-    #: "new_text", "quotation", "draft_model", or "mtp": the head that came with the model.
+    #: "new_text", "quotation", "draft_model", "eagle3", or "mtp": the head that came with the model.
     source: str
     num_seqs: int
     #: Guesses of each sequence; 0 where none pays. Levels of a draft model's or head's trees.

@@ -250,6 +250,8 @@ export const CHINESE = {
   recurrentStates: "循环状态",
   draftModel: "草稿模型",
   predictionHead: "模型自带的预测头",
+  eagleHead: "EAGLE-3 预测头",
+  upperPlanes: "模型的高位平面",
   besidePlan: "在计划之外，计划使用余下的内存",
   newText: "新文本",
   quotation: "引用",

@@ -256,6 +256,8 @@ export const ENGLISH = {
   recurrentStates: "recurrent states",
   draftModel: "draft model",
   predictionHead: "the model's own head",
+  eagleHead: "the EAGLE-3 head",
+  upperPlanes: "the model's upper planes",
   besidePlan: "beside the plan, which has what is left",
   newText: "new text",
   quotation: "a quotation",

@@ -41,6 +41,8 @@ const SOURCES = {
   quotation: "quotation",
   draft_model: "draftModel",
   mtp: "predictionHead",
+  eagle3: "eagleHead",
+  planes: "upperPlanes",
 };
 
 /** What guesses from a source should bring to a single sequence. */

@@ -18,7 +18,8 @@ from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.planner import plan_memory
 from penstock.metrics import StepStats, Traffic
 from penstock.model.known_shapes import find_shape
-from penstock_server.commands.planning.plan_report import as_data, footprint_of, predictions
+from penstock_server.commands.planning.footprints import footprint_of
+from penstock_server.commands.planning.plan_report import as_data, predictions
 
 from ..conftest import MakeClient
 
