@@ -68,14 +68,12 @@ class SpillFile:
     def _begin_read(self, offset: int, target: Tensor) -> Future[int]:
         num_bytes = target.numel()
         whole = Range(self._file, Future(), num_bytes)
-        view, address = memoryview(target.numpy().data).cast("B"), target.data_ptr()
-        starts = range(0, num_bytes, self._block_bytes)
+        starts, address = range(0, num_bytes, self._block_bytes), target.data_ptr()
         whole.num_blocks = len(starts)
         blocks = []
         for start in starts:
             length = min(self._block_bytes, num_bytes - start)
-            part = view[start : start + length]
-            blocks.append(Block(whole, part, address + start, offset + start, length))
+            blocks.append(Block(whole, target, start, address + start, offset + start, length))
         self._reads.put(blocks)
         return whole.future
 
