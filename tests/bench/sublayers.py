@@ -1,4 +1,4 @@
-"""Steps with parts of layers in one call of the C kernels, and operation by operation, in turn: medians of the steps' seconds.
+"""Steps with parts of layers in one call of the C kernels, and operation by operation, in turn: medians.
 
     tests/bench/sublayers.py [--shape tinyllama-1.1b] [--layers N] [--weights int4] [--steps 300]
 
