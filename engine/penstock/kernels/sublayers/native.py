@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.kernels.expert_records import padded_rows
 from penstock.kernels.experts import ExpertKernels, GatedExpert
+from penstock.kernels.kv.clamped import ClampNotice
 from penstock.kernels.operands import BatchLayout, GatedFunction, LayerKV, address
 from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, Turns
 from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, partial_bytes
@@ -21,11 +22,14 @@ MOST_TOKENS = 16
 class NativeSublayers:
     """cpu/sublayers/, called through ctypes."""
 
-    def __init__(self, library: Any, activation_bits: int, experts: ExpertKernels) -> None:
+    def __init__(
+        self, library: Any, activation_bits: int, experts: ExpertKernels, notice: ClampNotice
+    ) -> None:
         """`experts` have the same library."""
         self._library = library
         self._activation_bits = activation_bits
         self._experts = experts
+        self._notice = notice
 
     def attend(
         self, sublayer: AttentionSublayer, hidden: Tensor, kv: LayerKV, batch: BatchLayout, turns: Turns
@@ -40,11 +44,13 @@ class NativeSublayers:
         num_rows, num_keys = num_tokens * sublayer.spec.num_heads, batch.native[1] * block_size
         num_partial_bytes = partial_bytes(num_rows, num_keys, head_dim)
         partials = torch.empty(num_partial_bytes // 4) if num_partial_bytes else None
-        self._library.penstock_attention_sublayer(
+        has_clamped = self._library.penstock_attention_sublayer(
             known.address, hidden.data_ptr(), num_tokens, address(cos), address(sin),
             0 if cos is None else cos.shape[1], batch.slot_mapping.data_ptr(), *kv.native, *batch.native,
             self._activation_bits, y.data_ptr(), scratch.data_ptr(), address(partials),
         )  # fmt: skip
+        if has_clamped:
+            self._notice.give()
         summed, normed = y.unbind()
         return summed, normed
 

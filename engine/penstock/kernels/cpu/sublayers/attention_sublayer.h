@@ -42,14 +42,14 @@ static void norm_heads(const attention_sublayer *s, int64_t num_kv_heads, int64_
 
 /* y is [2, num_tokens, width]: hidden + attention(norm(hidden)), and the next norm of that. cos and sin are
  * [num_tokens, half], or NULL in a layer without rope. attention_sublayer.py says how large `scratch` is; `partials` are
- * those of penstock_paged_attention. */
-EXPORT void penstock_attention_sublayer(const attention_sublayer *s, const float *hidden, int64_t num_tokens,
-                                        const float *cos, const float *sin, int64_t half, const int64_t *slot_mapping,
-                                        void *k_cache, void *v_cache, int is_half, int64_t num_kv_heads, int64_t head_dim,
-                                        int64_t block_size, const int32_t *block_tables, int64_t max_blocks,
-                                        const int32_t *query_start, const int32_t *context_lens,
-                                        const int32_t *prefix_lens, int64_t num_seqs, int activation_bits, float *y,
-                                        float *scratch, float *partials) {
+ * those of penstock_paged_attention. Returns what penstock_write_kv returns. */
+EXPORT int penstock_attention_sublayer(const attention_sublayer *s, const float *hidden, int64_t num_tokens,
+                                       const float *cos, const float *sin, int64_t half, const int64_t *slot_mapping,
+                                       void *k_cache, void *v_cache, int form, int64_t num_kv_heads, int64_t head_dim,
+                                       int64_t block_size, const int32_t *block_tables, int64_t max_blocks,
+                                       const int32_t *query_start, const int32_t *context_lens,
+                                       const int32_t *prefix_lens, int64_t num_seqs, int activation_bits, float *y,
+                                       float *scratch, float *partials) {
     const int64_t width = s->qkv->in_features, row = s->qkv->out_features, d = head_dim;
     const int64_t keys = s->num_heads * d, values = keys + num_kv_heads * d;
     float *summed = y, *normed = y + num_tokens * width;
@@ -72,12 +72,13 @@ EXPORT void penstock_attention_sublayer(const attention_sublayer *s, const float
         norm_heads(s, num_kv_heads, d, num_tokens, qkv, row, heads, values);
         q = heads, stride = values;
     }
-    penstock_write_kv(q + keys, stride, qkv + values, row, num_tokens, slot_mapping, k_cache, v_cache, is_half, num_kv_heads, d,
-                      block_size);
-    penstock_paged_attention(q, stride, attended, keys, s->num_heads, k_cache, v_cache, is_half, num_kv_heads, d, block_size,
+    const int has_clamped = penstock_write_kv(q + keys, stride, qkv + values, row, num_tokens, slot_mapping, k_cache, v_cache,
+                                              form, num_kv_heads, d, block_size);
+    penstock_paged_attention(q, stride, attended, keys, s->num_heads, k_cache, v_cache, form, num_kv_heads, d, block_size,
                              block_tables, max_blocks, query_start, context_lens, prefix_lens, num_seqs, s->scale, s->softcap,
                              s->window, s->chunk, NULL, NULL, 0, 0, NULL, s->sinks, 0, tiles, partials);
     multiply(s->o, s->o_bias, attended, num_tokens, activation_bits, summed, products);
     for (int64_t i = 0; i < num_tokens * width; i++) summed[i] = hidden[i] + summed[i];
     penstock_rms_norm(summed, width, num_tokens, width, s->post_norm, s->offset, s->eps, normed);
+    return has_clamped;
 }
