@@ -20,6 +20,7 @@ from penstock.model.families.llama import Llama
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.layers import AttentionForm
 from penstock.model.norms import HeadNorms, Norm
+from penstock.spec import INT8
 from penstock.weights.layer_weights import LayerWeights
 
 HEADS, KV_HEADS, DIM, WIDTH = 4, 2, 64, 256
@@ -75,6 +76,13 @@ def step(sequences: list[tuple[int, int]], dtype: torch.dtype) -> tuple[Tensor, 
     return hidden, kv, replace(layout, slot_mapping=torch.cat(slots))
 
 
+def as_int8(kv: LayerKV) -> LayerKV:
+    """An INT8 cache of the same size, whose earlier tokens are 0."""
+    num_blocks, _, _, block_size = kv.parts[0].shape
+    shapes = (part.shape(num_blocks, block_size, KV_HEADS, DIM) for part in INT8.parts)
+    return LayerKV(INT8, tuple(torch.zeros(shape, dtype=torch.int8) for shape in shapes))
+
+
 def layer(
     spec: LlamaSpec, kernels: Kernels, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
 ) -> tuple[Tensor, ...]:
@@ -89,10 +97,11 @@ def test_one_call_has_the_bits_of_many(kind: str, case: str) -> None:
     differences, matrices = CASES[case]
     spec, weights, kernels = Llama._spec(CONFIG, **differences), weights_of(matrices), fast(kind, "int16")
     for sequences in STEPS:
-        for dtype in (torch.float16, torch.float32):
-            given = step(sequences, dtype)
-            together = layer(spec, kernels, weights, *given)
-            apart = layer(spec, ForwardingKernels(kernels), weights, *given)
+        for dtype in (torch.float16, torch.float32, torch.int8):
+            hidden, kv, batch = step(sequences, torch.float16 if dtype == torch.int8 else dtype)
+            kv = as_int8(kv) if dtype == torch.int8 else kv
+            together = layer(spec, kernels, weights, hidden, kv, batch)
+            apart = layer(spec, ForwardingKernels(kernels), weights, hidden, kv, batch)
             assert all(map(torch.equal, together, apart)), (sequences, dtype)
 
 

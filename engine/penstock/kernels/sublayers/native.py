@@ -17,6 +17,8 @@ from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, partial_byt
 
 #: With more tokens the single operations take so long that nothing is saved.
 MOST_TOKENS = 16
+#: Bytes (experts.h).
+ALIGNED = 64
 
 
 class NativeSublayers:
@@ -40,7 +42,7 @@ class NativeSublayers:
         (cos, sin), (head_dim, block_size) = turns, kv.native[4:]
         y = torch.empty(2, num_tokens, width)
         num_floats = num_tokens * known.token_floats + padded_rows(num_tokens) * known.product_bytes // 4
-        scratch = torch.empty(num_floats)
+        scratch = torch.empty(num_floats + ALIGNED // 4)  # the products' part begins at a multiple of ALIGNED
         num_rows, num_keys = num_tokens * sublayer.spec.num_heads, batch.native[1] * block_size
         num_partial_bytes = partial_bytes(num_rows, num_keys, head_dim)
         partials = torch.empty(num_partial_bytes // 4) if num_partial_bytes else None
