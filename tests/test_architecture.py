@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 #: Lowest first; rooms of one level don't know each other.
 LEVELS: list[set[str]] = [
     {"penstock.errors", "penstock.state_layout"},
-    {"penstock.config", "penstock.spec", "penstock.metrics"},
+    {"penstock.config", "penstock.nodes_config", "penstock.spec", "penstock.metrics"},
     {"penstock.memory", "penstock.kernels", "penstock.text"},
     {"penstock.weights"},
     {"penstock.model"},
@@ -55,6 +55,7 @@ PURE = (
     "penstock.memory.planning.popularity",
     "penstock.memory.planning.state_slots",
     "penstock.nodes.cut",
+    "penstock.nodes_config",
     "penstock.weights.tiers.expert_policy",
     "penstock.weights.tiers.policies",
     "penstock.weights.tiers.use_counts",

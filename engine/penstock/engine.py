@@ -45,8 +45,8 @@ from penstock.memory.kv_disk.kv_store import KVStore
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.nodes.leader import Leader
-from penstock.nodes.nodes_config import NodesConfig
 from penstock.nodes.piped_steps import PipedSteps
+from penstock.nodes_config import NodesConfig
 from penstock.text.prompt_forms import PromptForms
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.adapters.loaded_adapters import LoadedAdapters

@@ -14,8 +14,8 @@ from test_convert import Ids
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.nodes.nodes_config import NodesConfig
 from penstock.nodes.worker import Worker
+from penstock.nodes_config import NodesConfig
 
 SECRET = "a secret of the tests"
 CONFIG = EngineConfig(

@@ -19,12 +19,12 @@ from node_cluster import SECRET, cluster, free_port
 from penstock.errors import ConfigError
 from penstock.nodes.door import Door
 from penstock.nodes.identity import own_program
-from penstock.nodes.nodes_config import NodesConfig
 from penstock.nodes.step_frames import read_step
 from penstock.nodes.wire import handshake
 from penstock.nodes.wire.channel import Channel
 from penstock.nodes.wire.frames import Frame, Kind, WireError, read_frame
 from penstock.nodes.wire.handshake import Refused
+from penstock.nodes_config import NodesConfig
 
 ARRAYS = {
     "positions": torch.arange(5), "tables": torch.arange(6, dtype=torch.int32).view(2, 3),

@@ -11,11 +11,11 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.nodes.identity import own_program
-from penstock.nodes.nodes_config import NodesConfig
 from penstock.nodes.wire import handshake
 from penstock.nodes.wire.channel import Channel
 from penstock.nodes.wire.frames import WireError
 from penstock.nodes.wire.handshake import Refused
+from penstock.nodes_config import NodesConfig
 
 logger = logging.getLogger(__name__)
 

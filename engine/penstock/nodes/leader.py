@@ -29,7 +29,6 @@ from penstock.nodes.door import Door
 from penstock.nodes.identity import model_digest
 from penstock.nodes.layer_range import check_model, layer_costs, layer_range
 from penstock.nodes.member import Member, MemberLost, NodeStatus
-from penstock.nodes.nodes_config import NodesConfig
 from penstock.nodes.orders import Order, Planned, Survey, shared_settings
 from penstock.nodes.part import own_arithmetic, rates_of
 from penstock.nodes.step_frames import step_bytes
@@ -37,6 +36,7 @@ from penstock.nodes.wire.channel import Channel
 from penstock.nodes.wire.frames import Frame
 from penstock.nodes.wire.handshake import Refused, welcome
 from penstock.nodes.wire.peer import Peer
+from penstock.nodes_config import NodesConfig
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Leader:
         """Begins to listen. `model`: its name for workers. report() is called while the leader waits; it may
         raise to end the waiting. Raises ConfigError."""
         self.nodes = nodes
-        self._model, self._hardware, self._report = model, hardware, report
+        self._model, self._hardware, self._report = nodes.model or model, hardware, report
         self._changed = threading.Condition()
         #: Gets a member's frames about steps; StepPipe sets it.
         self.on_result: Callable[[Member, Frame], None] = lambda member, frame: None

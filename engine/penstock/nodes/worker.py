@@ -21,7 +21,6 @@ from penstock.config import EngineConfig
 from penstock.errors import CapacityError, CheckpointError, ConfigError, PenstockError
 from penstock.memory.hardware import HardwareProfile, capacities
 from penstock.nodes.identity import own_program
-from penstock.nodes.nodes_config import NodesConfig
 from penstock.nodes.orders import SHARED, Order
 from penstock.nodes.part import Part, open_part, survey
 from penstock.nodes.step_frames import read_step, step_bytes
@@ -30,6 +29,7 @@ from penstock.nodes.wire.channel import Channel
 from penstock.nodes.wire.frames import Frame, Kind, WireError
 from penstock.nodes.wire.handshake import Refused
 from penstock.nodes.wire.peer import Peer
+from penstock.nodes_config import NodesConfig
 
 logger = logging.getLogger(__name__)
 

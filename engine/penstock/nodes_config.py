@@ -33,17 +33,19 @@ class NodesConfig:
     certificate: Path | None = None
     key: Path | None = None
     authority: Path | None = None
+    #: The model's name for workers that were told none; "": as the leader's engine was told.
+    model: str = ""
 
     def __post_init__(self) -> None:
-        if len(self.secret) < LEAST_SECRET:
-            raise ConfigError(
-                f"machines that share a model need a secret of at least {LEAST_SECRET} characters, the same "
-                "on each: set PENSTOCK_NODES_SECRET, or give a file with --nodes-secret-file"
-            )
         if self.num_nodes < 2 or not 0 <= self.rank < self.num_nodes:
             raise ConfigError(
                 f"--rank {self.rank} of --nodes {self.num_nodes}: nodes is at least 2, and ranks are 0 (the "
                 f"leader) to {max(1, self.num_nodes - 1)}"
+            )
+        if len(self.secret) < LEAST_SECRET:
+            raise ConfigError(
+                f"machines that share a model need a secret of at least {LEAST_SECRET} characters, the same "
+                "on each: set PENSTOCK_NODES_SECRET, or give a file with --nodes-secret-file"
             )
         if not self.timeout_s > 0 or self.return_s < 0:
             raise ConfigError("--nodes-timeout must be above 0 seconds, and --nodes-return-limit at least 0")
