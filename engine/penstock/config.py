@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from penstock.errors import ConfigError
 
 Activations = Literal["int16", "int8"]
-KVDtype = Literal["float16", "float32"]
+KVDtype = Literal["float16", "float32", "int8"]
 KernelChoice = Literal["auto", "native", "torch", "reference"]
 #: Up to 128 inputs, a group's exact sum times its scale is exact in float64, however it is computed.
 GROUP_SIZES = (32, 64, 128)
@@ -92,7 +92,7 @@ class EngineConfig:
     #: What unquantized checkpoints become while they are loaded: INT8; or 4 bits in the layers' matrices; or
     #: INT8 there, whose upper and lower 4 bits lie apart, which can be made of INT8 checkpoints, too.
     weights: WeightBits = "int8"
-    #: The dtype in which K and V are stored.
+    #: The dtype in which K and V are stored: "int8" with a scale for each head of each token.
     kv_dtype: KVDtype = "float16"
     #: What computes: the first GPU ("cuda"), the processor ("cpu"), or "auto": a GPU if there is one.
     device: DeviceChoice = "auto"

@@ -44,6 +44,7 @@ from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_disk.kv_store import KVStore
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
+from penstock.memory.spare_memory import SpareMemory
 from penstock.nodes.leader import Leader
 from penstock.nodes.piped_steps import PipedSteps
 from penstock.nodes_config import NodesConfig
@@ -198,6 +199,7 @@ class Engine:
         cache_folder: Path | None = None,
         drafter: Drafter | None = None,
         nodes: NodesConfig | None = None,
+        spare: SpareMemory | None = None,
     ) -> Engine:
         """Load a folder, a .gguf file, a hub repository ("owner/name") or "demo", layer by layer.
 
@@ -209,8 +211,9 @@ class Engine:
         kernels that are compiled for a GPU. `drafter` guesses tokens ahead, in place of what
         config.speculation says: guesses change how many steps an answer takes, and nothing else. `nodes`:
         this is the leader of several machines, each of which computes some of the layers; load() waits for
-        them. Raises kinds of CheckpointError if the files are at fault, and CapacityError if something does
-        not fit.
+        them. `spare` lends memory of models that left, and takes it back when the engine object is gone.
+        Raises kinds of CheckpointError if the files are at fault, and CapacityError if something does not
+        fit.
         """
         config = config or EngineConfig()
         with contextlib.ExitStack() as undo:
@@ -232,7 +235,9 @@ class Engine:
                     undo.callback(head.close)
                     config, hardware = head.leave(config, hardware)
             share = None if leader is None else leader.share
-            loaded = load_model(model, config, offline, revision, tokenizer, hardware, cache_folder, share)
+            loaded = load_model(
+                model, config, offline, revision, tokenizer, hardware, cache_folder, spare, share
+            )
             undo.callback(loaded.model.close)
             guesses = head is not None or draft_model is not None or config.draft_with_planes
             if loaded.model.pooling is not None and guesses:
