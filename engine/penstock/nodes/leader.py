@@ -24,7 +24,7 @@ from penstock.memory.lane import Lane
 from penstock.memory.planning.cost import UNKNOWN, Predict, StepPrediction
 from penstock.memory.planning.expert_demand import ExpertDemand
 from penstock.model.registry import OpenModel
-from penstock.nodes.cut import cut
+from penstock.nodes.cut import MachineRates, cut
 from penstock.nodes.door import Door
 from penstock.nodes.identity import model_digest
 from penstock.nodes.layer_range import check_model, layer_costs, layer_range
@@ -65,7 +65,6 @@ class Leader:
             Member(rank, lambda member, frame: self.on_result(member, frame), self._tell)
             for rank in range(1, nodes.num_nodes)
         )
-        self.own_layers = range(0)
         self._arithmetic = ""
         self._limit = 0
         self._joining = threading.Lock()
@@ -126,9 +125,37 @@ class Leader:
         self._wait_until(lambda member: member.state == "ready")
 
     def _divide(self, opened: OpenModel, config: EngineConfig, lane: Lane) -> tuple[OpenModel, EngineConfig]:
-        digest, hardware = model_digest(opened), lane.describe(self._hardware or capacities())
-        settings = shared_settings(config)
-        ask = {"model": self._model, "settings": settings}
+        hardware = lane.describe(self._hardware or capacities())
+        own, digest = rates_of(opened, config, hardware, has_ends=True), model_digest(opened)
+        try:
+            ranges = cut(layer_costs(opened, config), [own, *self._survey(digest, config)])
+        except ValueError as error:
+            raise ConfigError(f"{error}: lower --nodes") from None
+        orders = [
+            Order(self._model, digest, shared_settings(config), each.start, each.stop, config.num_kv_tokens)
+            for each in ranges[1:]
+        ]
+        planned = [
+            Planned.of(member.ask("plan", asdict(order)))
+            for member, order in zip(self.members, orders, strict=True)
+        ]
+        part = layer_range(opened, ranges[0])
+        num_tokens = plan_model(part, config, lane, hardware).plan.num_kv_tokens
+        num_tokens = min(num_tokens, *(each.num_kv_tokens for each in planned))
+        logger.info(
+            "the model's layers: %s; keys and values of %d tokens",
+            ", ".join(f"{each.start} to {each.stop - 1} at rank {rank}" for rank, each in enumerate(ranges)),
+            num_tokens,
+        )
+        self._limit = step_bytes(config.max_num_batched_tokens, config.max_num_seqs, 0, opened.spec.row_size)
+        for member, order in zip(self.members, orders, strict=True):
+            member.order = replace(order, num_kv_tokens=num_tokens)
+            self._begin_loading(member)
+        return part, replace(config, num_kv_tokens=num_tokens, kv_cache_bytes=None, kv_cache_share=None)
+
+    def _survey(self, digest: str, config: EngineConfig) -> list[MachineRates]:
+        """What the workers have. `digest`: of the leader's files."""
+        ask = {"model": self._model, "settings": shared_settings(config)}
         surveys = [Survey.of(member.ask("survey", ask)) for member in self.members]
         for member, found in zip(self.members, surveys, strict=True):
             member.arithmetic = found.arithmetic
@@ -142,33 +169,7 @@ class Leader:
                     "rank %d has another processor or other kernels than the leader: answers are still the "
                     "same in any company, but may differ from one machine's in the last bits", member.rank,
                 )  # fmt: skip
-        machines = [rates_of(opened, config, hardware, has_ends=True), *(each.rates for each in surveys)]
-        try:
-            ranges = cut(layer_costs(opened, config), machines)
-        except ValueError as error:
-            raise ConfigError(f"{error}: lower --nodes") from None
-        orders = [
-            Order(self._model, digest, settings, layers.start, layers.stop, config.num_kv_tokens)
-            for layers in ranges[1:]
-        ]
-        plans = [
-            Planned.of(member.ask("plan", asdict(order)))
-            for member, order in zip(self.members, orders, strict=True)
-        ]
-        part = layer_range(opened, ranges[0])
-        own = plan_model(part, config, lane, hardware)
-        num_tokens = min(own.plan.num_kv_tokens, *(plan.num_kv_tokens for plan in plans))
-        logger.info(
-            "the model's layers: %s; keys and values of %d tokens",
-            ", ".join(f"{each.start} to {each.stop - 1} at rank {rank}" for rank, each in enumerate(ranges)),
-            num_tokens,
-        )
-        self.own_layers = ranges[0]
-        self._limit = step_bytes(config.max_num_batched_tokens, config.max_num_seqs, 0, opened.spec.row_size)
-        for member, order in zip(self.members, orders, strict=True):
-            member.order = replace(order, num_kv_tokens=num_tokens)
-            self._begin_loading(member)
-        return part, replace(config, num_kv_tokens=num_tokens, kv_cache_bytes=None, kv_cache_share=None)
+        return [each.rates for each in surveys]
 
     def _begin_loading(self, member: Member) -> None:
         if (peer := member.peer) is not None:
