@@ -33,7 +33,7 @@ from torch import Tensor
 
 from penstock.errors import ConfigError
 from penstock.kernels import Kernels, RouterFunction, cpu, cpu_builds
-from penstock.kernels.cpu import SPLIT_KEYS, NativeKernels
+from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.cuda.kernels import CudaKernels
 from penstock.kernels.int_mm import TorchKernels
@@ -46,6 +46,7 @@ from penstock.kernels.operands import (
     QuantizedTensor,
 )
 from penstock.kernels.reference import ReferenceKernels, quantize_activations, split_rows
+from penstock.kernels.sublayers.partial_results import SPLIT_KEYS
 from penstock.spec import FLOAT16, FLOAT32, KVLayout
 from penstock.weights.quantize import quantize
 

@@ -14,11 +14,11 @@ from test_kernels import BUILDS, FAST, kernels
 from torch import Tensor
 
 from penstock.kernels import cpu
-from penstock.kernels.cpu import SPLIT_KEYS
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, Matrix, QuantizedTensor
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.reference import ReferenceKernels
+from penstock.kernels.sublayers.partial_results import SPLIT_KEYS
 from penstock.spec import LATENT_FLOAT16, LATENT_FLOAT32
 
 SEQUENCES = [(1, 1), (37, 37), (90, 5), (16, 1)]

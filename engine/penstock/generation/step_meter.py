@@ -13,17 +13,18 @@ from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.memory.planning.cost import UNKNOWN, MeasuredSteps, Predict
 from penstock.memory.planning.expert_demand import ExpertDemand
 from penstock.memory.planning.plan import MemoryPlan
-from penstock.metrics import EngineMetrics, StepStats
+from penstock.metrics import EngineMetrics, KVSpillStats, StepStats
 from penstock.weights.streamer import LayerStreamer
 
 
 class StepMark(NamedTuple):
-    """When a step began, and the streamer's counters then."""
+    """When a step began, and the counters then."""
 
     began_s: float
     streamed_bytes: int
     stall_s: float
     expert_counts: tuple[int, ...]
+    spilled_bytes: int
 
 
 class StepMeter:
@@ -35,8 +36,10 @@ class StepMeter:
         streamer: LayerStreamer,
         predict: Predict,
         max_num_seqs: int,
+        kv_spill: KVSpillStats | None = None,
     ) -> None:
-        """`predict` says how long a step should take by what was measured of the hardware."""
+        """`predict` says how long a step should take by what was measured of the hardware. `kv_spill`: of
+        keys and values that are on disk while their sequence runs."""
         self.predict = predict
         #: What the steps so far say, for hardware that was not measured.
         self.measured = MeasuredSteps()
@@ -47,11 +50,13 @@ class StepMeter:
             pinned_bytes=streamer.tiers.pinned_bytes,
             unpinned_bytes=streamer.tiers.unpinned_bytes,
             links=streamer.tiers.traffic,
+            kv_spill=kv_spill,
         )
         self._streamer = streamer
         self._max_num_seqs = max_num_seqs
         self._known_s: dict[int, float] = {}
-        self._mark = StepMark(0.0, 0, 0.0, (0, 0, 0))
+        self._spill = kv_spill or KVSpillStats()
+        self._mark = StepMark(0.0, 0, 0.0, (0, 0, 0), 0)
 
     def predict_s(self, num_tokens: int) -> float:
         """Seconds of a step, by the rates of the hardware or, where those are unknown, by earlier steps."""
@@ -74,9 +79,10 @@ class StepMeter:
 
     def begin(self) -> StepMark:
         """A step begins."""
-        tiers = self._streamer.tiers
-        stall_s = self._streamer.lane.link.stall_s
-        self._mark = StepMark(time.perf_counter(), tiers.streamed_bytes, stall_s, tiers.expert_counts)
+        tiers, spilled_bytes = self._streamer.tiers, self._spill.num_moved_bytes
+        self._mark = StepMark(
+            time.perf_counter(), tiers.streamed_bytes, self._waited_s(), tiers.expert_counts, spilled_bytes
+        )
         return self._mark
 
     def record(
@@ -86,10 +92,13 @@ class StepMeter:
         chosen for each of its sequences, and `outputs` what its requests gained."""
         mark = mark or self._mark
         num_tokens, num_encoded = batch.num_tokens, batch.num_encoded
-        expected = self.predict(num_tokens, batch.num_rows, num_encoded)
+        spilled = self._spill.num_moved_bytes - mark.spilled_bytes
+        expected = self.predict(num_tokens, batch.num_rows, num_encoded, None, spilled)
         demand = self._demand(mark)
         floor = (
-            self.predict(num_tokens, batch.num_rows, num_encoded, demand) if demand.num_asked else expected
+            self.predict(num_tokens, batch.num_rows, num_encoded, demand, spilled)
+            if demand.num_asked
+            else expected
         )
         chains = [choice for choice in chosen if choice.num_drafts]
         for chain in chains:
@@ -103,17 +112,22 @@ class StepMeter:
             num_drafts=sum(chain.num_drafts for chain in chains),
             num_right_drafts=sum(chain.num_right for chain in chains),
             streamed_bytes=self._streamer.tiers.streamed_bytes - mark.streamed_bytes,
-            stall_s=self._streamer.lane.link.stall_s - mark.stall_s,
+            stall_s=self._waited_s() - mark.stall_s,
             floor_s=floor.floor_s,
             predicted_s=expected.seconds,
             num_experts=int(demand.num_asked),
             num_expert_hits=int(demand.num_asked - demand.num_missing),
+            spilled_bytes=spilled,
         )
         self.metrics.expert_queries += stats.num_experts
         self.metrics.expert_hits += stats.num_expert_hits
         if not num_encoded:  # the time of an encoder's sweep says nothing about other steps
             self.measured.record(num_tokens, stats.duration_s)
         self.metrics.record(stats)
+
+    def _waited_s(self) -> float:
+        """Seconds in which computing waited for weights, and for keys and values."""
+        return self._streamer.lane.link.stall_s + self._spill.wait_s
 
     def _demand(self, mark: StepMark) -> ExpertDemand:
         """The experts that the step has asked for."""

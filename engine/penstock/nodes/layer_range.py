@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penstock.config import EngineConfig
 from penstock.errors import UnsupportedModel
-from penstock.memory.planning.planner import USUAL_TOKENS
+from penstock.memory.planning.kv_blocks import USUAL_TOKENS
 from penstock.model.registry import OpenModel
 from penstock.nodes.cut import LayerCost
 from penstock.spec import ModelSpec

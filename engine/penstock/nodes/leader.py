@@ -220,9 +220,14 @@ class Leader:
         """How long a step takes on all machines, one after the other."""
 
         def predict(
-            num_tokens: int, num_sampled: int, num_encoded: int = 0, demand: ExpertDemand | None = None, /
+            num_tokens: int,
+            num_sampled: int,
+            num_encoded: int = 0,
+            demand: ExpertDemand | None = None,
+            spilled_bytes: int = 0,
+            /,
         ) -> StepPrediction:
-            found = own(num_tokens, num_sampled, num_encoded, demand)
+            found = own(num_tokens, num_sampled, num_encoded, demand, spilled_bytes)
             if found is UNKNOWN:
                 return found
             others = [member.planned.step_s(num_tokens) for member in self.members if member.planned]
@@ -235,6 +240,7 @@ def check_config(config: EngineConfig) -> None:
     """Raises ConfigError for what several machines can't do yet."""
     troubles = {
         "--kv-disk": config.kv_disk is not None,
+        "--kv-spill": config.spill_folder is not None,
         "adapters (--lora)": bool(config.adapter_bytes or config.adapters),
         "--mtp on": config.mtp == "on",
         "upper planes as drafts": config.draft_with_planes,
