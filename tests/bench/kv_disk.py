@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/bench/kv_disk.py restart FOLDER --kv-disk KV
     .venv/bin/python tests/bench/kv_disk.py writing FOLDER --kv-disk KV --host-memory 700MiB
-    .venv/bin/python tests/bench/kv_disk.py chat FOLDER --kv-disk KV --tokens 200
+    .venv/bin/python tests/bench/kv_disk.py chat FOLDER --kv-disk KV --tokens 40
 
 `restart`: the time to the first token of a prompt that is computed, and, in a new engine and with the page
 cache dropped, of the same prompt read from disk. The tokens and log-probabilities of both must be equal.

@@ -44,12 +44,12 @@ static void norm_heads(const attention_sublayer *s, int64_t num_kv_heads, int64_
  * [num_tokens, half], or NULL in a layer without rope. attention_sublayer.py says how large `scratch` is; `partials` are
  * those of penstock_paged_attention. Returns what penstock_write_kv returns. */
 EXPORT int penstock_attention_sublayer(const attention_sublayer *s, const float *hidden, int64_t num_tokens,
-                                        const float *cos, const float *sin, int64_t half, const int64_t *slot_mapping,
-                                        void *k_cache, void *v_cache, int form, int64_t num_kv_heads, int64_t head_dim,
-                                        int64_t block_size, const int32_t *block_tables, int64_t max_blocks,
-                                        const int32_t *query_start, const int32_t *context_lens,
-                                        const int32_t *prefix_lens, int64_t num_seqs, int activation_bits, float *y,
-                                        float *scratch, float *partials) {
+                                       const float *cos, const float *sin, int64_t half, const int64_t *slot_mapping,
+                                       void *k_cache, void *v_cache, int form, int64_t num_kv_heads, int64_t head_dim,
+                                       int64_t block_size, const int32_t *block_tables, int64_t max_blocks,
+                                       const int32_t *query_start, const int32_t *context_lens,
+                                       const int32_t *prefix_lens, int64_t num_seqs, int activation_bits, float *y,
+                                       float *scratch, float *partials) {
     const int64_t width = s->qkv->in_features, row = s->qkv->out_features, d = head_dim;
     const int64_t keys = s->num_heads * d, values = keys + num_kv_heads * d;
     float *summed = y, *normed = y + num_tokens * width;
