@@ -134,6 +134,7 @@ class FakeModel:
         self.max_model_len = max_model_len
         self.metrics = EngineMetrics()
         self.config = EngineConfig()
+        self.leader: Any = None
         self.streamer = SimpleNamespace(
             current_layer=None, layer_places={}, tiers=SimpleNamespace(nearest_experts=None)
         )

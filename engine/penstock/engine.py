@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
@@ -46,6 +46,9 @@ from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.spare_memory import SpareMemory
+from penstock.nodes.leader import Leader
+from penstock.nodes.piped_steps import PipedSteps
+from penstock.nodes_config import NodesConfig
 from penstock.text.prompt_forms import PromptForms
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.adapters.loaded_adapters import LoadedAdapters
@@ -97,6 +100,7 @@ class Engine:
         drafter: Drafter | None = None,
         draft_model: DraftModel | MTPDrafter | None = None,
         kv_disk: KVStore | None = None,
+        leader: Leader | None = None,
     ) -> None:
         """Engine.load() makes the parts from a model's name. `predict` says how long a step of (num_tokens,
         num_sampled) should take by what was measured of the hardware."""
@@ -133,6 +137,9 @@ class Engine:
         )
         #: How the model is asked to complete a text and to fill in blanks.
         self.forms = PromptForms(model.tokenizer, model.spec.has_encoder)
+        #: Knows the other machines that compute this model's layers; None: this machine computes all.
+        self.leader = leader
+        predict = predict if leader is None else leader.predict(predict)
         cache = model.executor.kv_cache
         spill = cache.stats if isinstance(cache, SpilledKVCache) else None
         self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs, spill)
@@ -151,6 +158,7 @@ class Engine:
             self.meter.predict_s,
             model.spec.rope,
             NO_DRAFTS if model.pooling else drafter or _drafter(config, self.meter, self.draft_model),
+            1 if leader is None else leader.nodes.num_nodes,
         )
         if kv_disk is not None:
             self.metrics.kv_disk = kv_disk.stats
@@ -158,6 +166,15 @@ class Engine:
             kv_disk.is_idle = lambda: not scheduler.has_work
         frame = PromptFrame.of(model.spec, model.pooling)
         self.requests = RequestTable(self.scheduler, self.tokenizer, self.grammars, self.max_model_len, frame)
+        #: Has the steps on their way through several machines.
+        self.piped = self._pipe(leader) if leader is not None else None
+
+    def _pipe(self, leader: Leader) -> PipedSteps:
+        assert isinstance(self.sampler, Sampler), "a model that pools is refused before"
+        size = self.config.block_size
+        return PipedSteps(
+            leader, self.executor, self.scheduler, self.requests, self.sampler, self.meter, size
+        )
 
     def _block_manager(self, kv_disk: KVStore | None) -> BlockManager:
         plan, config, meter = self.plan, self.config, self.meter
@@ -184,6 +201,7 @@ class Engine:
         hardware: HardwareProfile | None = None,
         cache_folder: Path | None = None,
         drafter: Drafter | None = None,
+        nodes: NodesConfig | None = None,
         spare: SpareMemory | None = None,
     ) -> Engine:
         """Load a folder, a .gguf file, a hub repository ("owner/name") or "demo", layer by layer.
@@ -194,12 +212,20 @@ class Engine:
         draft model keeps its own, with which it is compared.
         `hardware` holds measured rates; without it only the free memory is looked up. `cache_folder` keeps
         kernels that are compiled for a GPU. `drafter` guesses tokens ahead, in place of what
-        config.speculation says: guesses change how many steps an answer takes, and nothing else. `spare`
-        lends memory of models that left, and takes it back when the engine object is gone. Raises kinds
-        of CheckpointError if the files are at fault, and CapacityError if something does not fit.
+        config.speculation says: guesses change how many steps an answer takes, and nothing else. `nodes`:
+        this is the leader of several machines, each of which computes some of the layers; load() waits for
+        them. `spare` lends memory of models that left, and takes it back when the engine object is gone.
+        Raises kinds of CheckpointError if the files are at fault, and CapacityError if something does not
+        fit.
         """
         config = config or EngineConfig()
         with contextlib.ExitStack() as undo:
+            leader = None
+            if nodes is not None:
+                config = replace(config, mtp="off" if config.mtp == "auto" else config.mtp)
+                tell = report_progress or (lambda loaded, total: None)
+                leader = Leader(nodes, str(model), hardware, lambda: tell(0, 0))
+                undo.callback(leader.close)
             draft_model: DraftModel | MTPDrafter | None = None
             head = find_head(model, config, offline, revision, hardware)
             if head is not None:
@@ -209,7 +235,12 @@ class Engine:
                 draft_model = DraftModel.load(config.draft_model, config, offline, hardware)
                 undo.callback(draft_model.close)
                 config, hardware = draft_model.leave(config, hardware)
-            loaded = load_model(model, config, offline, revision, tokenizer, hardware, cache_folder, spare)
+            if leader is not None and head is not None:
+                raise ConfigError("a head that guesses is not for a model on several machines so far")
+            share = None if leader is None else leader.share
+            loaded = load_model(
+                model, config, offline, revision, tokenizer, hardware, cache_folder, spare, share
+            )
             undo.callback(loaded.model.close)
             guesses = head is not None or draft_model is not None or config.draft_with_planes
             if loaded.model.pooling is not None and guesses:
@@ -228,7 +259,14 @@ class Engine:
             if kv_disk is not None:
                 undo.callback(kv_disk.close)
             engine = cls(
-                loaded.model, loaded.plan, loaded.config, loaded.predict, drafter, draft_model, kv_disk
+                loaded.model,
+                loaded.plan,
+                loaded.config,
+                loaded.predict,
+                drafter,
+                draft_model,
+                kv_disk,
+                leader,
             )
             for name, adapter in config.adapters:
                 engine.adapters.load(name, adapter)
@@ -236,6 +274,8 @@ class Engine:
         if is_patient:
             try:
                 engine.streamer.tiers.wait_until_loaded(report_progress)
+                if leader is not None:
+                    leader.wait_until_loaded()
             except BaseException:
                 engine.close()
                 raise
@@ -248,6 +288,8 @@ class Engine:
         self.grammars.close()
         if self.kv_disk is not None:
             self.kv_disk.close()
+        if self.leader is not None:
+            self.leader.close()
         self.model.close()
         if self.draft_model is not None:
             self.draft_model.close()
@@ -260,7 +302,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or (self.piped is not None and self.piped.num_flights > 0)
 
     def validate(self, request: GenerationRequest) -> ValidRequest:
         """RequestLimits.validate(): the request, if it can be computed. Safe from any thread."""
@@ -292,7 +334,12 @@ class Engine:
         step are in it, the sweep ends between two layers and nothing is delivered. A request that can't
         be computed ends with an `error` in its output. Raises StepFailed if a layer could not be read: the
         step's requests are ended then, and the engine goes on.
+
+        On several machines, several steps are on their way: step() ends the oldest, or returns [] after a
+        moment. StepFailed then also says that a machine has been away for too long.
         """
+        if self.piped is not None:
+            return self.piped.step(aborted)
         self.meter.begin()
         batch = self.scheduler.schedule()
         if not batch:

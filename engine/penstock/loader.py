@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,6 +101,10 @@ class Model:
         self.store.close()
 
 
+#: Says which part of a model this machine computes, and by what config. If it raises, it closes the lane.
+Share = Callable[[OpenModel, EngineConfig, Lane], tuple[OpenModel, EngineConfig]]
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """The parts of an engine."""
@@ -121,9 +125,10 @@ def load_model(
     hardware: HardwareProfile | None,
     cache_folder: Path | None,
     spare: SpareMemory | None = None,
+    share: Share | None = None,
 ) -> LoadedModel:
     """Load a model by its name. Engine.load() describes the arguments and the errors. The tokenizer is made
-    while weights are read."""
+    while weights are read. `share` says which layers are this machine's."""
     config = with_adapter_bytes(config)
     folder = find_model(model, revision, offline, allow_pickle=config.allow_pickle)
     opened = open_model(
@@ -144,6 +149,8 @@ def load_model(
         making.shutdown(wait=False)
         advice = _default_sampling(folder)  # read before there is a lane, which would have to be closed
         lane = find_lane(config.device, spare)
+        if share is not None:
+            opened, config = share(opened, config, lane)
         return assemble(opened, found, config, lane, hardware, cache_folder, advice)
     except BaseException:
         opened.store.close()
@@ -426,7 +433,8 @@ def _begin_reading(
         head = head_there().joined("head", shared.head)
     else:
         head = with_head(tensors, head_there(), embedding).map(lane.upload)
-    return Executor(family, embedding, head, streamer, kv_cache, config.max_num_seqs), streamer
+    places = tensors.places
+    return Executor(family, embedding, head, streamer, kv_cache, config.max_num_seqs, places), streamer
 
 
 def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, config: ResolvedConfig) -> None:

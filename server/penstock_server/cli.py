@@ -1,5 +1,5 @@
-"""The command line: `penstock serve | batch | generate | fill | chat | pull | list | rm | plan | hardware |
-doctor | bench | convert | report | eval | kv`.
+"""The command line: `penstock serve | worker | batch | generate | fill | chat | pull | list | rm | plan |
+hardware | doctor | bench | convert | report | eval | kv`.
 
 Exit codes: 0 done, 1 failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _needs_model(options: argparse.Namespace) -> bool:
     has_others = getattr(options, "shape", None) is not None or _wants_table(options)
-    return options.command not in ("hardware", "doctor", "list", "rm", "kv") and not has_others
+    return options.command not in ("hardware", "doctor", "list", "rm", "kv", "worker") and not has_others
 
 
 def _check_contradictions(options: argparse.Namespace) -> None:
@@ -89,12 +89,22 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
 
 def _serve(options: argparse.Namespace, settings: Settings) -> int:
     settings.engine_config()  # raises ConfigError before anything starts
+    if settings.leader_config(settings.model) is not None and settings.models:
+        raise ConfigError("--nodes shares one MODEL among machines: name one")
     listener = bind(settings.host, settings.port)
     for number in (signal.SIGINT, signal.SIGTERM):  # until serve() has handlers of its own
         signal.signal(number, lambda *_: os._exit(0))
     from penstock_server.serving.serve import serve
 
     return serve(settings, listener)
+
+
+def _worker(options: argparse.Namespace, settings: Settings) -> int:
+    settings.engine_config()
+    settings.worker_config()
+    from penstock_server.commands.worker import run_worker
+
+    return run_worker(settings)
 
 
 def _batch(options: argparse.Namespace, settings: Settings) -> int:
@@ -208,6 +218,7 @@ def _chat(options: argparse.Namespace, settings: Settings) -> int:
 
 _COMMANDS = {
     "serve": _serve,
+    "worker": _worker,
     "batch": _batch,
     "report": _report,
     "eval": _eval,

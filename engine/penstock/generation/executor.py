@@ -93,9 +93,10 @@ class Executor:
         float32 [at most max_rows, vocab_size]. A part is computed when the caller asks for it, and raises
         Cancelled if is_cancelled() says yes."""
         hidden = self.sweep(inputs, is_cancelled, observe)
-        return self._logits(hidden[inputs.wanted_rows.to(hidden.device)], is_cancelled)
+        return self.logits(hidden[inputs.wanted_rows.to(hidden.device)], is_cancelled)
 
-    def _logits(self, wanted: Tensor, is_cancelled: Callable[[], bool]) -> Iterator[Tensor]:
+    def logits(self, wanted: Tensor, is_cancelled: Callable[[], bool] = lambda: False) -> Iterator[Tensor]:
+        """The logits of rows of what sweep() returned, as forward() gives them."""
         for first in range(0, len(wanted), self._max_rows):
             if is_cancelled():
                 raise Cancelled
@@ -107,20 +108,22 @@ class Executor:
         inputs: ModelInputs,
         is_cancelled: Callable[[], bool] = lambda: False,
         observe: Callable[[int, Tensor], None] = lambda index, hidden: None,
+        hidden: Tensor | None = None,
     ) -> Tensor:
         """Hidden states of the step's tokens after the last layer, float32 [num_tokens, hidden_size], on the
         compute device. K and V of the tokens are written. Inputs that have to be encoded are encoded before.
 
         is_cancelled() is called before each layer. If is_cancelled() says yes, sweep() raises Cancelled. The
         KV cache then holds the step's tokens for some layers only, so the tokens must be computed again.
-        observe(index, hidden) gets the hidden states after each layer.
+        observe(index, hidden) gets the hidden states after each layer. `hidden` is what the layers before the
+        first one here made of the step's tokens; None: the tokens are embedded.
         """
         family, encoded = self._family, inputs.encoded
         with self._caches.sweep(inputs) as kv:
             if encoded is not None:
                 names = family.encoder_stack_names
                 self._sweep(names, encoded, kv, is_cancelled, lambda index, hidden: None)
-            return self._sweep(family.stack_names, inputs, kv, is_cancelled, observe)
+            return self._sweep(family.stack_names, inputs, kv, is_cancelled, observe, hidden)
 
     def _sweep(
         self,
@@ -129,9 +132,12 @@ class Executor:
         kv: KVSweep,
         is_cancelled: Callable[[], bool],
         observe: Callable[[int, Tensor], None],
+        hidden: Tensor | None = None,
     ) -> Tensor:
         device, positions = self._streamer.torch_device, inputs.layout.positions
-        hidden = self._family.embed(self._embedding, inputs.input_ids, positions, inputs.given).to(device)
+        if hidden is None:
+            hidden = self._family.embed(self._embedding, inputs.input_ids, positions, inputs.given)
+        hidden = hidden.to(device)
         layout = inputs.layout.to(device)
         counter = iter(self._places) if self._places else itertools.count()
         for stack in stacks:

@@ -81,6 +81,8 @@ class Sequence:
         if first_scored is None and self.params.prompt_logprobs is not None:
             first_scored = 1
         self.prompt_scores = PromptScores.of(first_scored, self.num_prompt_tokens)
+        #: A step computes its tokens just now, so that its next step has to wait for this one.
+        self.is_in_step = False
         #: The sequence has been in a step, or was about to be.
         self.has_started = False
         self.num_preemptions = 0

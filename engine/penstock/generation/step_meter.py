@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as List
+from typing import NamedTuple
 
 from penstock.generation.chosen import Chosen
 from penstock.generation.requests.request import RequestOutput
@@ -14,6 +15,16 @@ from penstock.memory.planning.expert_demand import ExpertDemand
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.metrics import EngineMetrics, KVSpillStats, StepStats
 from penstock.weights.streamer import LayerStreamer
+
+
+class StepMark(NamedTuple):
+    """When a step began, and the counters then."""
+
+    began_s: float
+    streamed_bytes: int
+    stall_s: float
+    expert_counts: tuple[int, ...]
+    spilled_bytes: int
 
 
 class StepMeter:
@@ -44,13 +55,8 @@ class StepMeter:
         self._streamer = streamer
         self._max_num_seqs = max_num_seqs
         self._known_s: dict[int, float] = {}
-        self._began_s = 0.0
-        #: The streamer's counters when the step began.
-        self._streamed_bytes = 0
-        self._stall_s = 0.0
-        self._expert_counts = (0, 0, 0)
         self._spill = kv_spill or KVSpillStats()
-        self._spilled_bytes = 0
+        self._mark = StepMark(0.0, 0, 0.0, (0, 0, 0), 0)
 
     def predict_s(self, num_tokens: int) -> float:
         """Seconds of a step, by the rates of the hardware or, where those are unknown, by earlier steps."""
@@ -71,21 +77,24 @@ class StepMeter:
         whole_s = self.predict(max_tokens, 1).seconds if num_whole else 0.0
         return num_whole * whole_s + (self.predict(rest, 1).seconds if rest else 0.0)
 
-    def begin(self) -> None:
+    def begin(self) -> StepMark:
         """A step begins."""
-        self._began_s = time.perf_counter()
-        self._streamed_bytes = self._streamer.tiers.streamed_bytes
-        self._stall_s = self._waited_s()
-        self._spilled_bytes = self._spill.num_moved_bytes
-        self._expert_counts = self._streamer.tiers.expert_counts
+        tiers, spilled_bytes = self._streamer.tiers, self._spill.num_moved_bytes
+        self._mark = StepMark(
+            time.perf_counter(), tiers.streamed_bytes, self._waited_s(), tiers.expert_counts, spilled_bytes
+        )
+        return self._mark
 
-    def record(self, batch: Batch, chosen: List[Chosen], outputs: list[RequestOutput]) -> None:
-        """The step has ended. `chosen` has what was chosen for each of its sequences, and `outputs` what its
-        requests gained."""
+    def record(
+        self, batch: Batch, chosen: List[Chosen], outputs: list[RequestOutput], mark: StepMark | None = None
+    ) -> None:
+        """The step has ended that began at `mark`; None: the last one that began. `chosen` has what was
+        chosen for each of its sequences, and `outputs` what its requests gained."""
+        mark = mark or self._mark
         num_tokens, num_encoded = batch.num_tokens, batch.num_encoded
-        spilled = self._spill.num_moved_bytes - self._spilled_bytes
+        spilled = self._spill.num_moved_bytes - mark.spilled_bytes
         expected = self.predict(num_tokens, batch.num_rows, num_encoded, None, spilled)
-        demand = self._demand()
+        demand = self._demand(mark)
         floor = (
             self.predict(num_tokens, batch.num_rows, num_encoded, demand, spilled)
             if demand.num_asked
@@ -95,15 +104,15 @@ class StepMeter:
         for chain in chains:
             self.metrics.record_chain(chain.num_right)
         stats = StepStats(
-            duration_s=time.perf_counter() - self._began_s,
+            duration_s=time.perf_counter() - mark.began_s,
             num_tokens=num_tokens,
             num_seqs=len(batch.scheduled),
             num_sampled=sum(len(each.token_ids) for output in outputs for each in (output, *output.others)),
             num_fast_forwarded=sum(output.num_forced_tokens for output in outputs),
             num_drafts=sum(chain.num_drafts for chain in chains),
             num_right_drafts=sum(chain.num_right for chain in chains),
-            streamed_bytes=self._streamer.tiers.streamed_bytes - self._streamed_bytes,
-            stall_s=self._waited_s() - self._stall_s,
+            streamed_bytes=self._streamer.tiers.streamed_bytes - mark.streamed_bytes,
+            stall_s=self._waited_s() - mark.stall_s,
             floor_s=floor.floor_s,
             predicted_s=expected.seconds,
             num_experts=int(demand.num_asked),
@@ -120,10 +129,10 @@ class StepMeter:
         """Seconds in which computing waited for weights, and for keys and values."""
         return self._streamer.lane.link.stall_s + self._spill.wait_s
 
-    def _demand(self) -> ExpertDemand:
+    def _demand(self, mark: StepMark) -> ExpertDemand:
         """The experts that the step has asked for."""
         counts = self._streamer.tiers.expert_counts
-        return ExpertDemand(*(now - before for now, before in zip(counts, self._expert_counts, strict=True)))
+        return ExpertDemand(*(now - before for now, before in zip(counts, mark.expert_counts, strict=True)))
 
     def look_at(self, scheduler: Scheduler) -> None:
         """Note how many requests run and wait, and how full the KV cache is."""

@@ -70,6 +70,10 @@ class WeightStore:
         self.units = {unit.key: unit for unit in self.tensors.units}
         check_tensors(self.source, self.tensors, ignore_unexpected)
 
+    def keep(self, tensors: ModelTensors) -> None:
+        """Have these of the model's tensors only, whose units keep their keys."""
+        self.tensors, self.units = tensors, {unit.key: unit for unit in tensors.units}
+
     def close(self) -> None:
         """Close the checkpoint's files."""
         self.checkpoint.close()

@@ -163,15 +163,28 @@ class Stack:
     #: The stack is swept once for each request, when the request comes in; other stacks in each step. Encoder
     #: stacks come first in a model.
     is_encoder: bool = False
+    #: The place in the model's stack of the first of these layers, where another machine has those before.
+    first_layer: int = 0
 
     def units(self) -> Iterator[Unit]:
         """The dense unit of each layer, followed by the layer's lower planes and its experts."""
         for index, layer in enumerate(self.layers):
-            yield Unit(UnitKey(self.name, index), layer)
+            place = self.first_layer + index
+            yield Unit(UnitKey(self.name, place), layer)
             if self.lower_planes and self.lower_planes[index]:
-                yield Unit(UnitKey(self.name, index, plane="lower"), self.lower_planes[index])
+                yield Unit(UnitKey(self.name, place, plane="lower"), self.lower_planes[index])
             for number, expert in enumerate(self.experts[index] if self.experts else ()):
-                yield Unit(UnitKey(self.name, index, number), expert)
+                yield Unit(UnitKey(self.name, place, number), expert)
+
+    def cut(self, first: int, stop: int) -> Stack:
+        """The layers from `first` to `stop`, counted from 0, which keep their places."""
+        return replace(
+            self,
+            layers=self.layers[first:stop],
+            experts=self.experts[first:stop],
+            lower_planes=self.lower_planes[first:stop],
+            first_layer=self.first_layer + first,
+        )
 
 
 @dataclass(frozen=True)
@@ -213,6 +226,14 @@ class ModelTensors:
     def layers(self) -> tuple[tuple[TensorSpec, ...], ...]:
         """The dense tensors of all layers, in the order of a sweep. Lower planes are not among them."""
         return tuple(layer for stack in self.stacks for layer in stack.layers)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The places of the layers in the model, where some layers are another machine's; () where all are
+        here."""
+        if not any(stack.first_layer for stack in self.stacks):
+            return ()
+        return tuple(stack.first_layer + index for stack in self.stacks for index in range(len(stack.layers)))
 
     @property
     def num_encoder_layers(self) -> int:

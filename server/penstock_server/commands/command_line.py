@@ -120,6 +120,10 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "serve")
 
 
+def _add_worker(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, "worker")
+
+
 def _add_batch(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "batch")
     parser.add_argument("source", type=Path, metavar="IN", help="requests, a JSON object per line")
@@ -371,6 +375,7 @@ _USUAL = frozenset({
 _ARGUMENTS = {
     "serve": "MODEL [MODEL ...]",
     "list": "",
+    "worker": "[MODEL] --rank N --leader HOST:PORT",
     "rm": "NAME [NAME ...]",
     "kv": "ACTION FOLDER",
     "batch": "MODEL IN OUT",
@@ -382,6 +387,7 @@ _ARGUMENTS = {
 }
 _EXAMPLES = {
     "serve": "penstock serve owner/name --host-memory 6GiB",
+    "worker": "penstock worker --rank 1 --leader 10.0.0.1",
     "batch": "penstock batch owner/name requests.jsonl answers.jsonl",
     "generate": 'penstock generate demo --prompt "Once upon a time" --max-tokens 100',
     "fill": 'penstock fill owner/name --text "The wheel is turned by ____."',
@@ -401,6 +407,7 @@ _EXAMPLES = {
 #: The commands in the order of --help: what a command does, and the function that adds its arguments.
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "serve": ("answer HTTP requests as OpenAI's API does", _add_serve),
+    "worker": ("compute some layers of a model that another machine serves", _add_worker),
     "batch": ("answer a file of requests, in OpenAI's batch format", _add_batch),
     "generate": ("continue a text in the terminal", _add_generate),
     "fill": ("fill in the blanks of a text in the terminal", _add_fill),

@@ -36,6 +36,7 @@ from penstock_server.protocol.engine_bodies import (
     ExpertsBody,
     HardwareBody,
     HotExpert,
+    NodeBody,
     PlanBody,
     ServedPlanBody,
     StatsBody,
@@ -67,7 +68,8 @@ def model_of(engine: Engine) -> ServedModel:
 
 def snapshot_of(engine: Engine) -> EngineSnapshot:
     now = {"time_s": time.monotonic(), "current_layer": engine.streamer.current_layer}
-    stats = StatsBody(**told(StatsBody, engine.metrics, experts=_experts_body(engine), **now))
+    bodies = {"experts": _experts_body(engine), "nodes": _nodes(engine)}
+    stats = StatsBody(**told(StatsBody, engine.metrics, **bodies, **now))
     config = engine.config
     return EngineSnapshot(stats, STEP_TOKENS, config.block_size, config.kv_dtype, engine.max_model_len)
 
@@ -104,9 +106,16 @@ def served_plan_of(engine: Engine) -> ServedPlanBody:
         step=step,
         draft_model_bytes=0 if engine.draft_model is None else engine.draft_model.num_bytes,
         drafting=_drafting(engine),
+        nodes=_nodes(engine),
         model_impl=model.spec.implementation,
         is_batch_invariant=model.is_invariant,
     )
+
+
+def _nodes(engine: Engine) -> tuple[NodeBody, ...]:
+    """The other machines."""
+    statuses = engine.leader.status() if engine.leader is not None else ()
+    return tuple(NodeBody.model_validate(each) for each in statuses)
 
 
 def _drafting(engine: Engine) -> tuple[DraftingBody, ...]:

@@ -156,6 +156,7 @@ def load_engine(
             hardware=hardware,
             cache_folder=settings.cache_dir,
             is_patient=is_patient,
+            nodes=settings.leader_config(settings.model),
             spare=spare,
         )
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, gib
 from penstock_server.facade.expected_drafts import draft_model_line, drafting_table
-from penstock_server.protocol.engine_bodies import PlanBody, ServedPlanBody
+from penstock_server.protocol.engine_bodies import NodeBody, PlanBody, ServedPlanBody
 
 
 def plan_table(plan: PlanBody) -> list[str]:
@@ -48,10 +48,20 @@ def plan_table(plan: PlanBody) -> list[str]:
 
 
 def served_plan_lines(plan: ServedPlanBody) -> list[str]:
-    """The plan of an engine, its draft model, and what guesses should bring to a single sequence."""
+    """The plan of an engine, its draft model, what guesses should bring to a single sequence, and the other
+    machines."""
     alone = tuple(each for each in plan.drafting if each.num_seqs == 1)
     draft = [draft_model_line(plan.draft_model_bytes)] if plan.draft_model_bytes else []
-    return [*plan_table(plan), *draft, *drafting_table(alone)]
+    return [*plan_table(plan), *draft, *drafting_table(alone), *map(node_line, plan.nodes)]
+
+
+def node_line(node: NodeBody) -> str:
+    """A machine that computes some of the layers."""
+    first, stop = node.layers
+    where = f"layers {first} to {stop - 1}, {node.num_resident} of {stop - first} stay in memory"
+    used = f"{gib(node.used_bytes)} of a budget of {gib(node.budget_bytes)}"
+    others = "" if node.rounds_alike else "; it rounds otherwise than this machine"
+    return f"rank {node.rank} at {node.address} is {node.state}: {where}: {used}{others}"
 
 
 def _state_rows(plan: PlanBody, compute: str) -> list[tuple[str, str, int, str]]:

@@ -124,6 +124,30 @@ class DraftingBody(Told):
     plain_tokens_per_s: float
 
 
+class NodeBody(Told):
+    """Another machine that computes some of the layers (--nodes)."""
+
+    rank: int
+    address: str
+    #: "away" (lost, or not there yet), "here", "loading", "ready", or "failed", which `reason` explains.
+    state: str
+    reason: str
+    #: Its first layer, and the one behind its last.
+    layers: tuple[int, int]
+    #: Layers that stay in its memory, those that are loaded so far, and bytes of its plan and its budget.
+    num_resident: int
+    num_loaded: int
+    used_bytes: int
+    budget_bytes: int
+    #: False: another processor or other kernels than the leader's, so that the last bits of numbers may
+    #: differ from one machine's.
+    rounds_alike: bool
+    #: Steps that it computed, the seconds in which it computed them, and how often it was lost.
+    num_steps: int
+    busy_s: float
+    num_losses: int
+
+
 class ServedPlanBody(PlanBody):
     """The answer of /v1/plan."""
 
@@ -137,6 +161,9 @@ class ServedPlanBody(PlanBody):
     draft_model_bytes: int
     #: Empty where no step's time is known, and where nothing is guessed.
     drafting: tuple[DraftingBody, ...]
+    #: The other machines that compute layers; empty where there are none. This plan is of the leader's
+    #: layers.
+    nodes: tuple[NodeBody, ...]
 
 
 class LastStep(Told):
@@ -279,6 +306,8 @@ class StatsBody(Told):
     links: dict[str, LinkTraffic]
     #: None without --kv-disk.
     kv_disk: KVDiskBody | None
+    #: The other machines that compute layers, as they are now.
+    nodes: tuple[NodeBody, ...]
     #: None where all blocks of the KV cache are in memory.
     kv_spill: KVSpillBody | None
     step_tokens: int

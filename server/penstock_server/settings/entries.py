@@ -35,6 +35,7 @@ GROUPS = {
     "model": Group("model", (*READING, "plan")),
     "engine": Group("engine: memory and arithmetic", (*EVALUATING, "plan")),
     "server": Group("server", ("serve",)),
+    "nodes": Group("several machines, one model", ("serve", "worker")),
     "security": Group("security", ("serve",)),
     "limits": Group("limits", ("serve",)),
     "logging": Group("logs and traces", ("serve", "batch")),

@@ -37,6 +37,7 @@ from penstock_server.settings.chat_rules import (
     ReasoningChoice,
 )
 from penstock_server.settings.entries import GENERATING, MEASURING, READING, engine_setting, setting
+from penstock_server.settings.nodes_settings import NodesSettings
 from penstock_server.settings.speculative_config import SpeculativeConfig
 from penstock_server.settings.values import (
     parse_bool,
@@ -61,7 +62,7 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(NodesSettings):
     """The values of the command line, the environment and the settings file, each checked by itself. The
     engine's settings are checked when engine_config() makes an EngineConfig."""
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock_server.settings.entries import GROUPS
+from penstock_server.settings.nodes_settings import OF_WORKERS, lws_values
 from penstock_server.settings.settings import Settings
 from penstock_server.settings.values import (
     parse_bool,
@@ -51,7 +52,8 @@ def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
     for name, group in GROUPS.items():
         section = parser.add_argument_group(group.heading)  # an empty one is not shown
         for field in dataclasses.fields(Settings):
-            if field.metadata["group"] == name and command in field.metadata["commands"]:
+            is_of_worker = command == "worker" and field.name in OF_WORKERS
+            if field.metadata["group"] == name and (is_of_worker or command in field.metadata["commands"]):
                 _add_flag(section, field, command)
 
 
@@ -192,6 +194,8 @@ def make_settings(
     values = read_environment(environ) | _with_models(flags)
     if (path := values.get("config")) is not None:
         values = read_file(path) | values
+    if arguments.get("command") in ("serve", "worker"):
+        values = lws_values(environ) | values
     settings = Settings(**values)
     if needs_model and not (settings.model or settings.models):
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -23,6 +23,7 @@ from penstock_server.protocol.engine_bodies import (
     KVDiskBody,
     KVSpillBody,
     LinkTraffic,
+    NodeBody,
     StatsBody,
 )
 
@@ -101,6 +102,8 @@ class _EngineSeries:
         yield self._hits_by_tier(now)
         if now.kv_disk is not None:
             yield from self._kv_disk(now.kv_disk)
+        if now.nodes:
+            yield from self._nodes(now.nodes)
         if now.kv_spill is not None:
             yield from self._kv_spill(now.kv_spill)
         yield self._waiting_by_reason(now)
@@ -109,6 +112,21 @@ class _EngineSeries:
         yield self._tokens_per_step(snapshot)
         yield self._cache_config(snapshot)
         yield from self._links(now.links)
+
+    def _nodes(self, nodes: Sequence[NodeBody]) -> Iterable[Metric]:
+        """The other machines that compute layers."""
+        labels = ["model_name", "rank"]
+        ready = GaugeMetricFamily("penstock:node_ready", "1: the machine can compute", labels=labels)
+        steps = CounterMetricFamily("penstock:node_steps", "Steps that a machine computed", labels=labels)
+        busy = CounterMetricFamily("penstock:node_busy_seconds", "Seconds of these steps", labels=labels)
+        losses = CounterMetricFamily("penstock:node_losses", "Times a machine was lost", labels=labels)
+        for node in nodes:
+            names = [self._model_name, str(node.rank)]
+            ready.add_metric(names, node.state == "ready")
+            steps.add_metric(names, node.num_steps)
+            busy.add_metric(names, node.busy_s)
+            losses.add_metric(names, node.num_losses)
+        return ready, steps, busy, losses
 
     def _totals(self, now: StatsBody) -> Iterable[Metric]:
         for name, text, value in (

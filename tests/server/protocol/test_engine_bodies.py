@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +19,11 @@ from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.planner import plan_memory
 from penstock.metrics import StepStats, Traffic
 from penstock.model.known_shapes import find_shape
+from penstock.nodes.member import NodeStatus
 from penstock_server.commands.planning.footprints import footprint_of
 from penstock_server.commands.planning.plan_report import as_data, predictions
+from penstock_server.facade.plan_table import served_plan_lines
+from penstock_server.protocol.engine_bodies import ServedPlanBody
 
 from ..conftest import MakeClient
 
@@ -123,6 +127,7 @@ STATS = [
     "links.disk.num_bytes",
     "links.disk.busy_s",
     "kv_disk",
+    "nodes",
     "kv_spill",
     "step_tokens",
     "steps_by_tokens",
@@ -193,13 +198,33 @@ def model() -> FakeModel:
 def test_the_plan_and_its_step(make_client: MakeClient, model: FakeModel) -> None:
     told = make_client(FakeAsyncEngine(model=model)).get("/v1/plan").json()
     beyond = ["model_impl", "is_batch_invariant", "draft_model_bytes"]
-    assert [*keys(told)] == [*PLAN, *(f"step.{name}" for name in STEP), *beyond, "drafting"]
+    assert [*keys(told)] == [*PLAN, *(f"step.{name}" for name in STEP), *beyond, "drafting", "nodes"]
     assert len(told["layers"]) == len(MEMORY_PLAN.layers) and told["kv_bytes"] == MEMORY_PLAN.kv_bytes
     assert told["num_resident_layers"] == len(MEMORY_PLAN.resident)
     step = model.meter.predict(1, 1)
     assert (told["step"]["seconds"], told["step"]["binding"]) == (step.seconds, step.binding)
     assert told["step"]["terms"] == step.terms
     assert (told["draft_model_bytes"], told["drafting"]) == (0, [])  # the time of no step is known
+
+
+def test_the_other_machines(make_client: MakeClient, model: FakeModel) -> None:
+    """In the plan, in the totals, and in Prometheus' series."""
+    node = NodeStatus(1, "10.0.0.2:5", "ready", "", (3, 6), 2, 100, 200, 3, False, 7, 0.5, 1)
+    model.leader = SimpleNamespace(status=lambda: (node,))
+    client = make_client(FakeAsyncEngine(model=model))
+    expected = {**asdict(node), "layers": [3, 6]}
+    assert client.get("/v1/plan").json()["nodes"] == [expected]
+    assert client.get("/v1/engine/stats").json()["nodes"] == [expected]
+    lines = client.get("/metrics").text.splitlines()
+    series = [
+        line.partition("{")[0] + " " + line.split()[-1] for line in lines if line.startswith("penstock:node")
+    ]
+    assert series == [
+        "penstock:node_ready 1.0", "penstock:node_steps_total 7.0", "penstock:node_busy_seconds_total 0.5",
+        "penstock:node_losses_total 1.0",
+    ]  # fmt: skip
+    (line,) = served_plan_lines(ServedPlanBody(**client.get("/v1/plan").json()))[-1:]
+    assert line.startswith("rank 1 at 10.0.0.2:5 is ready: layers 3 to 5, 2 of 3 stay")
 
 
 def test_the_plan_says_what_guesses_should_bring(make_client: MakeClient, model: FakeModel) -> None:

@@ -42,7 +42,8 @@ def test_a_key_without_its_certificate() -> None:
 
 
 def test_keys_are_not_shown() -> None:
-    assert "secret" not in repr(settings_of("m", "--api-key", "secret"))
+    for flag in ("--api-key", "--nodes-secret"):
+        assert "tell nobody" not in repr(settings_of("m", flag, "tell nobody"))
 
 
 def test_model_names() -> None:

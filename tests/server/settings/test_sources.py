@@ -178,6 +178,7 @@ def test_help_has_headings() -> None:
         "model:",
         "engine: memory and arithmetic:",
         "server:",
+        "several machines, one model:",
         "security:",
         "limits:",
         "logs and traces:",
@@ -187,9 +188,11 @@ def test_help_has_headings() -> None:
 
 
 def test_help_has_every_setting_with_its_default() -> None:
-    parser = argparse.ArgumentParser()
-    add_flags(parser, "serve")
-    text = " ".join(parser.format_help().split())
+    text = ""
+    for command in ("serve", "worker"):
+        parser = argparse.ArgumentParser()
+        add_flags(parser, command)
+        text += " ".join(parser.format_help().split())
     for field in dataclasses.fields(Settings):
         assert field.name == "model" or "--" + field.name.replace("_", "-") in text
         assert " ".join(field.metadata["help"].split()) in text

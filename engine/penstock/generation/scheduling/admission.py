@@ -38,6 +38,8 @@ class Admission:
         self.running: list[Sequence] = []
         self._places = Places(max_num_seqs)
         self.num_preemptions = 0
+        #: The next step needs blocks or a place of a sequence whose step is on its way.
+        self.is_waiting_for_steps = False
         #: Prompt tokens that were looked up in the prefix cache, and those that were found there.
         self.num_queried_tokens = self.num_hit_tokens = 0
         self._block_manager = block_manager
@@ -87,6 +89,7 @@ class Admission:
     def make_way(self) -> None:
         """Preempt running sequences of lower priority than the first in the queue, if that gives the first a
         place."""
+        self.is_waiting_for_steps = False
         first = self.waiting.first
         if first is None or not self.running or self.running[-1].request.priority <= first.request.priority:
             return
@@ -94,6 +97,9 @@ class Admission:
             return  # it has its blocks already
         lower = [sequence for sequence in self.running if sequence.request.priority > first.request.priority]
         if not self._would_have_place(first, lower):
+            return
+        if any(sequence.is_in_step for sequence in lower) and not self._has_place(first):
+            self.is_waiting_for_steps = True
             return
         while lower and not self._has_place(first):
             last = lower[-1]
@@ -112,6 +118,9 @@ class Admission:
                 self.adopt(sequence)
             if self._block_manager.grow(sequence):
                 index += 1
+            elif any(each.is_in_step for each in running):
+                self.is_waiting_for_steps = True
+                return False
             else:
                 self._preempt(running[-1])
         return self.num_preemptions == num_before

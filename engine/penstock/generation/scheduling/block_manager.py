@@ -137,6 +137,14 @@ class BlockManager:
             table.clear()
         self.states.release(sequence)
 
+    def forget_all(self) -> None:
+        """No block holds what it held, and none can be found. Sequences keep their tables until they are
+        released."""
+        self._copies.clear()
+        self.prefix_cache.rollback()
+        for block in range(self.num_blocks):
+            self.pool.drop_key(block)
+
     def take_copies(self) -> tuple[tuple[int, int], ...]:
         """The copies (source, destination) that the step has to make before it writes, in this order. The
         step may write into a source."""

@@ -11,12 +11,19 @@ a preemption), and a step takes as many as fit:
   comes in whatever is left, and the step is longer than its limit by the riders at most.
 - What is still left is for drafts: guesses of what follows a sequence's tokens, computed with them. update()
   learns which guesses were right.
+
+Where machines compute one after the other, several steps are on their way at once (`num_groups`), and end in
+the order in which they began. The riders are divided among them, a prompt's chunks follow each other, and
+drafts are for a step that has the machines to itself. Each machine computes the steps in their order, so
+blocks may change hands while steps are on their way. A step that would take blocks from a sequence on its way
+waits until nothing is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as List
+from dataclasses import replace
 
 from penstock.generation.chosen import Chosen
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
@@ -43,16 +50,19 @@ class Scheduler:
         predict_s: Callable[[int], float] = lambda num_tokens: 0.0,
         rope: RopeSpec | None = None,
         drafter: Drafter = NO_DRAFTS,
+        num_groups: int = 1,
     ) -> None:
         """step_time_target_s: seconds that a step should take at most; 0: no limit. predict_s: tokens of a
         step -> seconds; more tokens never take less. `rope` is the model's; it says when a sequence's keys
-        must be computed again."""
+        must be computed again. num_groups: steps that are on their way at once."""
         self.block_manager = block_manager
         self.limit = StepLimit(max_num_batched_tokens, step_time_target_s, predict_s)
         self._rope_lengths = RopeLengths(rope)
         self.admission = Admission(block_manager, max_num_seqs, self._rope_lengths, max_num_batched_tokens)
         self._drafter = drafter
         self._draft_blocks = DraftBlocks(block_manager)
+        self._num_groups = num_groups
+        self._num_in_flight = 0
 
     def __iter__(self) -> Iterator[Sequence]:
         """All sequences that are not finished."""
@@ -68,30 +78,63 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Decide the next step and reserve its blocks. The batch is empty only if there is no work, or if all
-        work waits for blocks from disk. The next call is update() or rollback()."""
+        work waits: for blocks from disk, or for steps on their way. The next call is update() or rollback(),
+        or (with several groups) launch()."""
         self.admission.look_up()
         self.admission.make_way()
         may_admit = self.admission.grow_running()
-        riders = [sequence for sequence in self.admission.running if sequence.num_pending_tokens == 1]
+        if self.admission.is_waiting_for_steps:
+            return Batch(())
+        running = self.admission.running
+        riders = [each for each in running if each.num_pending_tokens == 1 and not each.is_in_step]
         budget = self.limit.num_tokens(len(riders))
-        scheduled = {sequence: self._take(sequence, 1) for sequence in riders[:budget]}
+        most = min(budget, -(-len(running) // self._num_groups))
+        scheduled = {sequence: self._take(sequence, 1) for sequence in riders[:most]}
         budget -= len(scheduled)
         while owed := self._owe(budget, scheduled, may_admit):
             for item in self._share(owed, budget):
                 scheduled[item.sequence] = item
                 budget -= item.num_new_tokens
-        self._draft(scheduled, max(0, budget))
+        if not self._num_in_flight:
+            self._draft(scheduled, max(0, budget))
         copies, encoded = self.block_manager.take_copies(), self.admission.encoder_turns.take()
         states = self.block_manager.states.take_copies()
         return Batch(tuple(scheduled.values()), copies, encoded, states, self._drafter.num_followers)
+
+    def launch(self, batch: Batch) -> Batch:
+        """A step of several is on its way: its tensors are made. Returns the part of it that update() gets
+        when it ends. The other sequences go on at once: chunks of prompts from which nothing is wanted."""
+        self._num_in_flight += 1
+        rest = tuple(item for item in batch.scheduled if item.num_rows)
+        for item in batch.scheduled:
+            if item.num_rows:
+                item.sequence.is_in_step = True
+            else:
+                item.sequence.advance(item.num_new_tokens)
+        return replace(batch, scheduled=rest)
+
+    def reset(self) -> None:
+        """All steps on their way are lost, with all keys and values. Every running sequence waits, and
+        computes its tokens again."""
+        self._num_in_flight = 0
+        self._draft_blocks.end_step()
+        self.block_manager.forget_all()
+        for sequence in reversed(list(self.admission.running)):
+            sequence.is_in_step = False
+            if sequence in self.admission.running:  # it may have been suspended with another one of its group
+                self.admission.suspend(sequence)
 
     def update(self, batch: Batch, chosen: List[Chosen]) -> list[tuple[Sequence, Chosen]]:
         """A step was computed, and `chosen` has what was chosen for each of its sequences. The step's tokens
         are in the cache now, and so are the drafts that were right. Returns the sequences that gained
         something; whoever makes text of the tokens appends them."""
         gained, waiting = [], self.admission.waiting
+        self._num_in_flight = max(0, self._num_in_flight - 1)
         for item, choice in zip(batch.scheduled, chosen, strict=True):
             sequence = item.sequence
+            sequence.is_in_step = False
+            if sequence.finish_reason is not None:  # nobody waited for the step
+                continue
             if item.drafts or choice.followers:
                 self._accept(item, choice)
             sequence.advance(item.num_new_tokens)
@@ -127,7 +170,10 @@ class Scheduler:
         waiting = self.admission.waiting
         running = self.admission.running
         # A beam that waits for the rest of its group has no pending tokens.
-        prompts = [each for each in running if each not in others and each.num_pending_tokens]
+        prompts = [
+            each for each in running
+            if each not in others and each.num_pending_tokens > 1 and not each.is_in_step
+        ]  # fmt: skip
         half = budget // 2
         # There may be more riders than when the prompts came in: each prompt gets less then, rather than the
         # last one nothing.

@@ -1,0 +1,177 @@
+"""PipedSteps: Engine.step() where the layers are on several machines, and several steps on their way.
+
+A machine that is lost takes all keys and values of its layers with it. So all steps on their way are given
+up, every running sequence waits and computes its tokens again when the machine, or another one in its place,
+is ready. The tokens that were chosen are the leader's, and the bits do not depend on the way, so an answer
+goes on as if nothing had been. If the machine stays away for longer than NodesConfig.return_s, all requests
+end with an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Set
+from dataclasses import dataclass
+
+import torch
+
+from penstock.errors import CheckpointError, StepFailed
+from penstock.generation.executor import Executor
+from penstock.generation.model_inputs import ModelInputs
+from penstock.generation.requests.request import RequestOutput
+from penstock.generation.requests.request_table import RequestTable
+from penstock.generation.sampler import Sampler
+from penstock.generation.scheduling.batch import Batch
+from penstock.generation.scheduling.scheduler import Scheduler
+from penstock.generation.sequence import FinishReason
+from penstock.generation.step_meter import StepMark, StepMeter
+from penstock.nodes.leader import Leader
+from penstock.nodes.step_pipe import Arrived, StepPipe
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after which step() returns though nothing has arrived, so that deadlines are looked at.
+PATIENCE_S = 0.05
+#: A step that takes longer than this many times what was predicted, and longer than so many seconds, is lost
+#: with the machine that has it.
+SLOWEST, LEAST_LIMIT_S = 20.0, 60.0
+
+
+@dataclass
+class _Flight:
+    """A step on its way."""
+
+    number: int
+    batch: Batch
+    #: The sequences that wait for it: Scheduler.launch().
+    rest: Batch
+    mark: StepMark
+    limit_s: float
+
+
+class PipedSteps:
+    """Engine.step() of a leader."""
+
+    def __init__(
+        self,
+        leader: Leader,
+        executor: Executor,
+        scheduler: Scheduler,
+        requests: RequestTable,
+        sampler: Sampler,
+        meter: StepMeter,
+        block_size: int,
+    ) -> None:
+        self._leader, self._executor, self._scheduler = leader, executor, scheduler
+        self._requests, self._sampler, self._meter = requests, sampler, meter
+        self._block_size = block_size
+        self._pipe = StepPipe(leader)
+        self._flights: deque[_Flight] = deque()
+        #: How often workers had been lost when the steps on their way began.
+        self._num_losses = self._count_losses()
+
+    @property
+    def num_flights(self) -> int:
+        """Steps on their way."""
+        return len(self._flights)
+
+    def step(self, aborted: Set[str]) -> list[RequestOutput]:
+        """Launch steps until each machine has one, and end the oldest if it arrives soon. Raises
+        StepFailed."""
+        if not self._leader.is_whole:
+            self._give_up()
+            return self._wait()
+        if self._count_losses() != self._num_losses:  # lost, and back already
+            self._give_up()
+        try:
+            while len(self._flights) < len(self._leader.members) + 1 and self._launch(aborted):
+                pass
+            return self._land()
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _count_losses(self) -> int:
+        return sum(member.num_losses for member in self._leader.members)
+
+    def _launch(self, aborted: Set[str]) -> bool:
+        """Decide a step, compute the leader's layers, and send it on its way. False: there is none."""
+        mark = self._meter.begin()
+        batch = self._scheduler.schedule()
+        if not batch:
+            return False
+        self._requests.start(batch, aborted)
+        inputs = ModelInputs.of(batch, self._block_size)
+        rest = self._scheduler.launch(batch)
+        try:
+            hidden = self._executor.sweep(inputs)
+        except CheckpointError as error:
+            raise self._fail(batch, str(error)) from error
+        number = self._pipe.send(inputs, hidden)
+        predicted_s = self._meter.predict_s(batch.num_tokens) * (1 + len(self._flights))
+        limit_s = max(LEAST_LIMIT_S, SLOWEST * predicted_s)
+        self._flights.append(_Flight(number, batch, rest, mark, limit_s))
+        return True
+
+    def _land(self) -> list[RequestOutput]:
+        """End the oldest step, if it arrives soon."""
+        if not self._flights:
+            return []
+        arrived, flight = self._pipe.take(PATIENCE_S), self._flights[0]
+        if self._count_losses() != self._num_losses:  # what came may be of a worker that has lost its blocks
+            return []
+        if arrived is None:
+            if time.perf_counter() - flight.mark.began_s > flight.limit_s:
+                self._drop_slow(flight)
+            return []
+        if arrived.hidden is None or arrived.number != flight.number:
+            raise self._fail(flight.batch, arrived.fault or "a worker has mixed up two steps")
+        return self._end(self._flights.popleft(), arrived)
+
+    @torch.inference_mode()
+    def _end(self, flight: _Flight, arrived: Arrived) -> list[RequestOutput]:
+        assert arrived.hidden is not None
+        chosen = self._sampler.sample(self._executor.logits(arrived.hidden), flight.rest)
+        outputs = self._requests.deliver(self._scheduler.update(flight.rest, chosen))
+        self._meter.record(flight.batch, chosen, outputs, flight.mark)
+        self._meter.look_at(self._scheduler)
+        return outputs
+
+    def _give_up(self) -> None:
+        """Nothing that is on its way counts any more, nor what was computed before."""
+        self._num_losses = self._count_losses()
+        if self._flights or any(each.num_computed_tokens for each in self._scheduler):
+            self._flights.clear()
+            self._pipe.forget()
+            self._scheduler.reset()
+            self._meter.look_at(self._scheduler)
+
+    def _fail(self, batch: Batch, reason: str) -> StepFailed:
+        """A step can't be computed: its requests end, and the others compute their tokens again, since some
+        of what stands in the blocks was never computed."""
+        self._give_up()
+        return self._requests.fail(batch, CheckpointError(reason))
+
+    def _drop_slow(self, flight: _Flight) -> None:
+        for member in self._leader.members:
+            if (peer := member.peer) is not None:
+                peer.close(f"a step has taken more than {flight.limit_s:.0f} s")
+
+    def _wait(self) -> list[RequestOutput]:
+        """For the machines that are missing. Raises StepFailed when requests have waited long enough."""
+        missing = self._leader.missing
+        away_s = time.monotonic() - min(member.away_since_s for member in missing)
+        if away_s <= self._leader.nodes.return_s:
+            self._leader.wait(PATIENCE_S)
+            return []
+        names = "; ".join(f"rank {member.rank}: {member.reason}" for member in missing)
+        ids = list(dict.fromkeys(each.request.request_id for each in self._scheduler))
+        if not ids:
+            return []
+        reason = f"machines that compute some of the layers have been away for {away_s:.0f} s ({names})"
+        for request_id in ids:
+            self._requests.end(request_id, FinishReason.ERROR)
+        self._meter.look_at(self._scheduler)
+        raise StepFailed(ids, reason)

@@ -1,0 +1,72 @@
+"""A step as a frame: where the tokens' keys and values lie, and the hidden states that the layers before have
+made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.generation.model_inputs import ModelInputs
+from penstock.kernels import BatchLayout
+from penstock.nodes.wire.frames import Frame, Kind, WireError
+
+#: The parts of a BatchLayout that travel. Arrays with 8 bytes an element come first.
+_LAYOUT = (
+    *("positions", "slot_mapping", "rope_lengths", "copied_rows", "copied_slots"),
+    *("block_tables", "query_start", "context_lens", "prefix_lens"),
+)
+_OPTIONAL = frozenset({"rope_lengths", "copied_rows", "copied_slots", "prefix_lens"})
+
+
+def step_frame(number: int, inputs: ModelInputs, hidden: Tensor, returns_all: bool) -> Frame:
+    """For the machine with the next layers. `returns_all`: it gives the hidden states of all tokens, which
+    other layers follow; else those of the wanted rows."""
+    arrays = {name: value for name in _LAYOUT[:5] if (value := getattr(inputs.layout, name)) is not None}
+    if not returns_all:
+        arrays["wanted_rows"] = inputs.wanted_rows
+    if inputs.block_copies:
+        arrays["block_copies"] = torch.tensor(inputs.block_copies)
+    arrays |= {name: value for name in _LAYOUT[5:] if (value := getattr(inputs.layout, name)) is not None}
+    return Frame(Kind.STEP, {"number": number}, arrays | {"hidden": hidden})
+
+
+def read_step(
+    frame: Frame, num_blocks: int, block_size: int
+) -> tuple[int, ModelInputs, Tensor, Tensor | None]:
+    """The step's number, its inputs, the hidden states, and the rows that are wanted (None: all). Raises
+    WireError for a step that would touch memory beyond the KV cache."""
+    arrays, number = frame.arrays, frame.fields.get("number")
+    missing = {*_LAYOUT, "hidden"} - _OPTIONAL - arrays.keys()
+    if type(number) is not int or missing:
+        raise WireError(f"a step lacks {', '.join(sorted(missing)) or 'its number'}")
+    parts: dict[str, Any] = {name: arrays[name] for name in _LAYOUT if name in arrays}
+    layout = BatchLayout(**parts)
+    hidden, wanted, num_tokens = arrays["hidden"], arrays.get("wanted_rows"), layout.num_tokens
+    copies = arrays.get("block_copies", torch.empty(0, 2, dtype=torch.int64))
+    bounds = (
+        (layout.slot_mapping, num_blocks * block_size),
+        (layout.copied_slots, num_blocks * block_size),
+        (layout.block_tables, num_blocks),
+        (copies, num_blocks),
+        (wanted, num_tokens),
+        (layout.copied_rows, num_tokens),
+        (layout.query_start, num_tokens + 1),
+        (layout.context_lens, num_blocks * block_size + 1),
+    )
+    for values, end in bounds:
+        if values is not None and values.numel() and not 0 <= int(values.min()) <= int(values.max()) < end:
+            raise WireError("a step points beyond what there is")
+    if hidden.dim() != 2 or len(hidden) != num_tokens or len(layout.slot_mapping) != num_tokens:
+        raise WireError("the parts of a step don't fit together")
+    pairs = tuple((int(source), int(target)) for source, target in copies.tolist())
+    inputs = ModelInputs(torch.empty(0, dtype=torch.int64), torch.empty(0), layout, pairs)
+    return number, inputs, hidden, wanted
+
+
+def step_bytes(num_tokens: int, num_seqs: int, num_blocks: int, row_size: int) -> int:
+    """The most that the arrays of a step take: each token may be a run of its own (a branch of guesses)."""
+    rows = num_tokens + num_seqs
+    longest = min(num_blocks, 1 << 20)
+    return rows * (4 * row_size + 6 * 8) + rows * (4 * longest + 16) + 16 * num_blocks + (1 << 16)

@@ -1,0 +1,249 @@
+"""A model on several machines: the bits of one machine, whatever comes together, and whoever is lost."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_encoder_decoder
+from drafters import Forest, Oracle
+from node_cluster import CONFIG, OWN, Cluster, cluster
+from test_convert import Ids
+from tiny_models import build
+
+from penstock.config import EngineConfig
+from penstock.engine import Completion, Engine
+from penstock.errors import ConfigError, PenstockError, StepFailed, UnsupportedModel
+from penstock.generation.requests.generation_request import BeamParams, GenerationRequest, SamplingParams
+from penstock.nodes.member import Member
+from penstock.nodes.wire.channel import Channel
+
+PROMPTS = [[5, 9, 3], [7] * 20, [11, 2], list(range(3, 90)), [7] * 20 + [4]]
+SAMPLED = SamplingParams(temperature=1, max_tokens=8, ignore_eos=True, logprobs=3, seed=5, prompt_logprobs=1)
+PLAIN = replace(SAMPLED, prompt_logprobs=None, max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    build("Llama", folder)
+    return folder
+
+
+def alone(model: Path, config: EngineConfig = CONFIG, params: SamplingParams = SAMPLED) -> list[Completion]:
+    with Engine.load(model, config, tokenizer=Ids()) as engine:
+        return engine.generate(PROMPTS, params)
+
+
+@pytest.fixture(scope="module")
+def expected(llama: Path) -> list[Completion]:
+    return alone(llama, params=PLAIN)
+
+
+@pytest.fixture
+def pair() -> Iterator[Cluster]:
+    with cluster() as made:
+        yield made
+
+
+def assert_empty(engine: Engine) -> None:
+    assert engine.metrics.kv_blocks_used == 0 and not engine.has_work
+    assert engine.scheduler.block_manager.pool.num_free == engine.plan.num_kv_blocks
+
+
+MODELS = ("Llama", "Gemma 2", "Mixtral", "DeepSeek V2", "Phi-3, rope longrope", "BLOOM")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_machines_have_the_bits_of_one(name: str, tmp_path: Path, pair: Cluster) -> None:
+    """Prompts in chunks and scored ones; windows, latents, experts; streamed layers and resident ones."""
+    build(name, tmp_path)
+    with pair.engine(tmp_path, replace(CONFIG, num_resident_layers=1)) as engine:
+        assert engine.generate(PROMPTS, SAMPLED) == alone(tmp_path)
+        assert engine.generate(PROMPTS, SAMPLED)  # with blocks of the first time
+        assert_empty(engine)
+        (status,) = engine.leader.status() if engine.leader is not None else ()
+        assert status.state == "ready" and status.num_steps and status.num_losses == 0
+        assert status.rounds_alike
+
+
+def test_three_machines_and_several_groups(llama: Path) -> None:
+    with cluster(3) as made, made.engine(llama) as engine:
+        assert engine.leader is not None
+        widest = 0
+        for index, prompt in enumerate(PROMPTS):
+            engine.add(GenerationRequest(prompt, PLAIN, str(index)))
+        found = {str(index): Completion() for index in range(len(PROMPTS))}
+        while engine.has_work:
+            for output in engine.step():
+                found[output.request_id].extend(output)
+            assert engine.piped is not None
+            widest = max(widest, engine.piped.num_flights)
+        assert list(found.values()) == alone(llama, params=PLAIN)
+        assert widest > 1, "no two steps were on their way at once"
+        assert [(each.layers) for each in engine.leader.status()] == [(1, 2), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_kv_tokens": 176},  # some are preempted
+        {"max_num_seqs": 2},
+        {"enable_prefix_caching": False, "max_num_batched_tokens": 7},
+        {"kv_dtype": "float32", "activations": "int8"},
+    ],
+    ids=str,
+)
+def test_small_caches_and_small_steps(llama: Path, pair: Cluster, changes: dict[str, Any]) -> None:
+    config = replace(CONFIG, **changes)
+    with pair.engine(llama, config) as engine:
+        assert engine.generate(PROMPTS, PLAIN) == alone(llama, config, PLAIN)
+        assert_empty(engine)
+
+
+def test_guesses_fill_the_pipe_for_one_person(llama: Path, expected: list[Completion], pair: Cluster) -> None:
+    oracle = Oracle({(PLAIN.seed, *PROMPTS[0]): expected[0].token_ids}, 6, 4, 160)
+    with pair.engine(llama, drafter=Forest(oracle)) as engine:
+        assert engine.generate(PROMPTS[:1], PLAIN) == expected[:1]
+        assert engine.metrics.accepted_tokens > 10
+        assert engine.generate(PROMPTS, PLAIN) == expected
+        assert_empty(engine)
+
+
+def test_beams(llama: Path, pair: Cluster) -> None:
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, beams=BeamParams(3))
+    with pair.engine(llama) as engine:
+        assert engine.generate(PROMPTS, params) == alone(llama, params=params)
+        assert_empty(engine)
+
+
+def generate(engine: Engine, at: dict[int, Any]) -> list[Completion]:
+    """All answers; after the step of a number, its function is called."""
+    for index, prompt in enumerate(PROMPTS):
+        engine.add(GenerationRequest(prompt, PLAIN, str(index)))
+    found = {str(index): Completion() for index in range(len(PROMPTS))}
+    number = 0
+    while engine.has_work:
+        outputs = engine.step()
+        for output in outputs:
+            found[output.request_id].extend(output)
+        number += bool(outputs)
+        at.pop(number, lambda: None)()
+    return list(found.values())
+
+
+def first_member(engine: Engine) -> Member:
+    assert engine.leader is not None
+    return engine.leader.members[0]
+
+
+def test_a_link_that_breaks_comes_back(llama: Path, expected: list[Completion], pair: Cluster) -> None:
+    """Also twice, and between two steps; nothing is computed from blocks of before."""
+    with pair.engine(llama) as engine:
+
+        def cut() -> None:
+            peer = first_member(engine).peer
+            assert peer is not None
+            peer.close("the test has cut the link")
+
+        assert generate(engine, {3: cut, 9: cut, 10: cut}) == expected
+        assert first_member(engine).num_losses >= 2
+        assert_empty(engine)
+
+
+def test_another_worker_takes_the_place(llama: Path, expected: list[Completion], pair: Cluster) -> None:
+    with pair.engine(llama) as engine:
+
+        def replace_worker() -> None:
+            pair.stop()
+            pair.begin(1)
+
+        assert generate(engine, {5: replace_worker}) == expected
+        assert_empty(engine)
+
+
+def test_requests_end_when_a_worker_stays_away(llama: Path) -> None:
+    with cluster(return_s=0.2) as made, made.engine(llama) as engine:
+        with pytest.raises(StepFailed, match="rank 1") as failed:
+            generate(engine, {3: made.stop})
+        assert sorted(failed.value.request_ids) == ["0", "1", "2", "3", "4"]
+        assert_empty(engine)
+        with pytest.raises(StepFailed):  # and so do later ones
+            engine.generate(PROMPTS[:1], PLAIN)
+        made.begin(1)
+        while first_member(engine).state != "ready":
+            threading.Event().wait(0.01)
+        assert len(engine.generate(PROMPTS[:1], PLAIN)[0].token_ids) == 24
+
+
+def test_a_leader_that_starts_again_finds_its_workers(
+    llama: Path, expected: list[Completion], pair: Cluster
+) -> None:
+    for _ in range(2):
+        with pair.engine(llama) as engine:
+            assert engine.generate(PROMPTS, PLAIN) == expected
+    assert not pair.faults
+
+
+def test_requests_that_leave_while_steps_are_on_their_way(llama: Path, pair: Cluster) -> None:
+    with pair.engine(llama) as engine:
+        for index, prompt in enumerate(PROMPTS):
+            engine.add(GenerationRequest(prompt, PLAIN, str(index)))
+        for _ in range(3):
+            engine.step()
+        for index in range(len(PROMPTS)):
+            engine.abort(str(index))
+        while engine.has_work:
+            assert engine.step() == []
+        assert_empty(engine)
+        assert engine.generate(PROMPTS, PLAIN) == alone(llama, params=PLAIN)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes a certificate")
+def test_tls(llama: Path, expected: list[Completion], tmp_path: Path) -> None:
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=x -addext subjectAltName=IP:127.0.0.1"
+    files = {"certificate": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
+    command = [*words.split(), "-out", str(files["certificate"]), "-keyout", str(files["key"])]
+    subprocess.run(command, check=True, capture_output=True)
+    with cluster(**files, authority=files["certificate"]) as made, made.engine(llama) as engine:
+        assert engine.generate(PROMPTS, PLAIN) == expected
+        with pytest.raises(OSError), socket.create_connection(("127.0.0.1", made.port)) as plain:
+            Channel(plain, 1).receive()
+
+
+def test_a_worker_with_other_files_is_named(llama: Path, tmp_path: Path) -> None:
+    build("Llama, rope llama3", tmp_path)
+    made = Cluster(1 + 1)
+    made.stop()
+    made.join()
+    made.begin(1, str(tmp_path))
+    try:
+        with pytest.raises(ConfigError, match="rank 1 has another model"):
+            made.engine(llama)
+    finally:
+        made.stop()
+        made.join()
+
+
+def test_a_worker_without_memory_is_named(llama: Path) -> None:
+    own = replace(OWN, host_memory_bytes=4096)
+    with cluster(own=own) as made, pytest.raises(PenstockError, match=r"rank 1 .*needs at least"):
+        made.engine(llama)
+
+
+def test_what_several_machines_cannot_do_is_refused(tmp_path: Path, llama: Path, pair: Cluster) -> None:
+    test_encoder_decoder.build("BART", tmp_path / "bart")
+    build("Qwen3-Next", tmp_path / "recurrent")
+    for name, what in (("bart", "encoder"), ("recurrent", "recurrent states")):
+        with pytest.raises(UnsupportedModel, match=what):
+            pair.engine(tmp_path / name)
+    for changes in ({"kv_disk": str(tmp_path / "kv")}, {"mtp": "on"}, {"adapter_bytes": 1 << 20}):
+        with pytest.raises(ConfigError):
+            pair.engine(llama, replace(CONFIG, **changes))
