@@ -28,6 +28,9 @@ class LayerSource(Protocol):
     @property
     def torch_device(self) -> torch.device: ...
 
+    def begin_step(self, num_tokens: int) -> None:
+        """The layers that are asked for next are for a step of so many tokens."""
+
     def layers(self, stack: str) -> Generator[LayerWeights, None, None]: ...
 
     def synchronize(self) -> None: ...
@@ -117,6 +120,7 @@ class Executor:
         KV cache then holds the step's tokens for some layers only, so the tokens must be computed again.
         observe(index, hidden) gets the hidden states after each layer.
         """
+        self._streamer.begin_step(len(inputs.input_ids))
         self._kv_cache.copy_blocks(inputs.block_copies)
         self._kv_cache.copy_states(inputs.state_copies)
         family, encoded = self._family, inputs.encoded

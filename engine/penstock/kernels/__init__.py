@@ -36,6 +36,8 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import ForwardingKernels, Kernels, KernelTraits
 from penstock.kernels.reference import ReferenceKernels
+from penstock.kernels.shared.shared_kernels import Handover, SharedKernels
+from penstock.kernels.shared.split_matrix import SplitMatrix
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ __all__ = [
     "ForwardingKernels",
     "GatedExpert",
     "GatedFunction",
+    "Handover",
     "Int4Tensor",
     "KernelTraits",
     "Kernels",
@@ -62,6 +65,8 @@ __all__ = [
     "QuantizedTensor",
     "Routed",
     "RouterFunction",
+    "SharedKernels",
+    "SplitMatrix",
     "StackedMatrix",
     "StateSlots",
     "choose_kernels",

@@ -56,6 +56,7 @@ PLAN = [
     "num_state_slots",
     "num_state_sequences",
     "adapter_bytes",
+    "kept_share",
 ]
 STEP = [
     "num_tokens",
@@ -73,6 +74,7 @@ STEP = [
     "experts.num_missing",
     "experts.num_from_disk",
     "experts.hit_rate",
+    "processor_share",
 ]
 STATS = [
     "time_s",
