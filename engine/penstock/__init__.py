@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.generation.requests.prompt_embeds import PromptEmbeds
     from penstock.generation.requests.request import RequestOutput
     from penstock.generation.sequence import FinishReason
+    from penstock.memory.spare_memory import SpareMemory
     from penstock.model.pooling.pooling_spec import PoolingSpec
     from penstock.request_stream import RequestStream
     from penstock.text.chat import can_chat, render_chat
@@ -66,6 +67,7 @@ _HOMES = {
     "RequestOutput": "penstock.generation.requests.request",
     "RequestStream": "penstock.request_stream",
     "SamplingParams": "penstock.generation.requests.generation_request",
+    "SpareMemory": "penstock.memory.spare_memory",
     "TokenLogprobs": "penstock.generation.logprobs",
     "Tokenizer": "penstock.text.tokenizer",
     "ValidRequest": "penstock.generation.requests.generation_request",
@@ -99,6 +101,7 @@ __all__ = [
     "RequestOutput",
     "RequestStream",
     "SamplingParams",
+    "SpareMemory",
     "TokenLogprobs",
     "ValidRequest",
     "Tokenizer",

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from penstock.errors import ConfigError
 
 Activations = Literal["int16", "int8"]
-KVDtype = Literal["float16", "float32"]
+KVDtype = Literal["float16", "float32", "int8"]
 KernelChoice = Literal["auto", "native", "torch", "reference"]
 #: Up to 128 inputs, a group's exact sum times its scale is exact in float64, however it is computed.
 GROUP_SIZES = (32, 64, 128)
@@ -93,7 +93,7 @@ class EngineConfig:
     #: What unquantized checkpoints become while they are loaded: INT8; or 4 bits in the layers' matrices; or
     #: INT8 there, whose upper and lower 4 bits lie apart, which can be made of INT8 checkpoints, too.
     weights: WeightBits = "int8"
-    #: The dtype in which K and V are stored.
+    #: The dtype in which K and V are stored: "int8" with a scale for each head of each token.
     kv_dtype: KVDtype = "float16"
     #: What computes: the first GPU ("cuda"), the processor ("cpu"), or "auto": a GPU if there is one.
     device: DeviceChoice = "auto"
@@ -196,6 +196,12 @@ class EngineConfig:
         return 2 if self.activations == "int16" else 1
 
     def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers()
+        self._check_what_guesses()
+        self._check_what_keeps_keys_and_values()
+
+    def _check_choices(self) -> None:
         for name, choices in (
             ("activations", Activations),
             ("weights", WeightBits),
@@ -224,32 +230,10 @@ class EngineConfig:
             raise ConfigError(
                 f"kernel_tuning is for native kernels, and the kernels are {self.kernels!r}; leave one out"
             )
-        if self.mtp == "on" and (self.draft_model is not None or self.speculation == "off"):
-            other = "speculation is off" if self.draft_model is None else "a draft model guesses"
-            raise ConfigError(f"mtp is 'on', and {other}; leave one of the two out")
-        if self.draft_with_planes and (
-            self.mtp == "on" or self.draft_model is not None or self.speculation == "off"
-        ):
-            raise ConfigError(
-                "draft_with_planes has the model's upper planes guess; leave out a draft model, mtp 'on' and "
-                "speculation 'off'"
-            )
-        sizes = (self.kv_cache_bytes, self.num_kv_tokens, self.kv_cache_share)
-        if sum(size is not None for size in sizes) > 1:
-            raise ConfigError(
-                "kv_cache_bytes, num_kv_tokens and kv_cache_share say the same thing; give one of them"
-            )
-        if self.kv_cache_share is not None and not 0 < self.kv_cache_share < 1:
-            raise ConfigError(f"kv_cache_share is {self.kv_cache_share}; it must be between 0 and 1")
-        if self.kv_disk_bytes is not None and self.kv_disk is None:
-            raise ConfigError("kv_disk_bytes says how much a folder may hold: name the folder (kv_disk)")
-        if self.kv_disk is not None and not self.enable_prefix_caching:
-            raise ConfigError("kv_disk keeps what the prefix cache finds: enable_prefix_caching must be on")
         if self.group_size not in (None, *GROUP_SIZES):
             raise ConfigError(f"group_size is {self.group_size}; choose one of {GROUP_SIZES}, or none")
-        # The native attention kernel works on 16 keys at a time.
-        if self.block_size <= 0 or self.block_size % 16:
-            raise ConfigError(f"block_size is {self.block_size}; it must be a multiple of 16")
+
+    def _check_numbers(self) -> None:
         for name, least in (
             ("host_memory_bytes", 1),
             ("device_memory_bytes", 1),
@@ -275,6 +259,34 @@ class EngineConfig:
             raise ConfigError(
                 f"step_time_target_s is {self.step_time_target_s}; it must be a number of seconds, or 0"
             )
+
+    def _check_what_guesses(self) -> None:
+        if self.mtp == "on" and (self.draft_model is not None or self.speculation == "off"):
+            other = "speculation is off" if self.draft_model is None else "a draft model guesses"
+            raise ConfigError(f"mtp is 'on', and {other}; leave one of the two out")
+        if self.draft_with_planes and (
+            self.mtp == "on" or self.draft_model is not None or self.speculation == "off"
+        ):
+            raise ConfigError(
+                "draft_with_planes has the model's upper planes guess; leave out a draft model, mtp 'on' and "
+                "speculation 'off'"
+            )
+
+    def _check_what_keeps_keys_and_values(self) -> None:
+        sizes = (self.kv_cache_bytes, self.num_kv_tokens, self.kv_cache_share)
+        if sum(size is not None for size in sizes) > 1:
+            raise ConfigError(
+                "kv_cache_bytes, num_kv_tokens and kv_cache_share say the same thing; give one of them"
+            )
+        if self.kv_cache_share is not None and not 0 < self.kv_cache_share < 1:
+            raise ConfigError(f"kv_cache_share is {self.kv_cache_share}; it must be between 0 and 1")
+        if self.kv_disk_bytes is not None and self.kv_disk is None:
+            raise ConfigError("kv_disk_bytes says how much a folder may hold: name the folder (kv_disk)")
+        if self.kv_disk is not None and not self.enable_prefix_caching:
+            raise ConfigError("kv_disk keeps what the prefix cache finds: enable_prefix_caching must be on")
+        # The native attention kernel works on 16 keys at a time.
+        if self.block_size <= 0 or self.block_size % 16:
+            raise ConfigError(f"block_size is {self.block_size}; it must be a multiple of 16")
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_disk.kv_store import KVStore
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
+from penstock.memory.spare_memory import SpareMemory
 from penstock.text.prompt_forms import PromptForms
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.adapters.loaded_adapters import LoadedAdapters
@@ -180,6 +181,7 @@ class Engine:
         hardware: HardwareProfile | None = None,
         cache_folder: Path | None = None,
         drafter: Drafter | None = None,
+        spare: SpareMemory | None = None,
     ) -> Engine:
         """Load a folder, a .gguf file, a hub repository ("owner/name") or "demo", layer by layer.
 
@@ -189,7 +191,8 @@ class Engine:
         draft model keeps its own, with which it is compared.
         `hardware` holds measured rates; without it only the free memory is looked up. `cache_folder` keeps
         kernels that are compiled for a GPU. `drafter` guesses tokens ahead, in place of what
-        config.speculation says: guesses change how many steps an answer takes, and nothing else. Raises kinds
+        config.speculation says: guesses change how many steps an answer takes, and nothing else. `spare`
+        lends memory of models that left, and takes it back when the engine object is gone. Raises kinds
         of CheckpointError if the files are at fault, and CapacityError if something does not fit.
         """
         config = config or EngineConfig()
@@ -205,7 +208,7 @@ class Engine:
                 if head is not None:
                     undo.callback(head.close)
                     config, hardware = head.leave(config, hardware)
-            loaded = load_model(model, config, offline, revision, tokenizer, hardware, cache_folder)
+            loaded = load_model(model, config, offline, revision, tokenizer, hardware, cache_folder, spare)
             undo.callback(loaded.model.close)
             guesses = head is not None or draft_model is not None or config.draft_with_planes
             if loaded.model.pooling is not None and guesses:

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
 from penstock.memory.planning.planner import USUAL_TOKENS, context, plan_memory
 from penstock.memory.pools import MemoryPool
+from penstock.memory.spare_memory import SpareMemory
 from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.pooling.pooling_config import pooling_config
 from penstock.model.pooling.pooling_spec import PoolingSpec
@@ -54,6 +56,10 @@ from penstock.weights.tiers.readers import StoreReader
 from penstock.weights.tiers.use_counts import UseCounts
 
 logger = logging.getLogger(__name__)
+
+#: Bytes of activations, by all that they depend on: a model that comes back does not compute its largest step
+#: again.
+_measured: dict[tuple[object, ...], int] = {}
 
 
 @dataclass(frozen=True)
@@ -111,8 +117,10 @@ def load_model(
     tokenizer: Tokenizer | None,
     hardware: HardwareProfile | None,
     cache_folder: Path | None,
+    spare: SpareMemory | None = None,
 ) -> LoadedModel:
-    """Load a model by its name. Engine.load() describes the arguments and the errors."""
+    """Load a model by its name. Engine.load() describes the arguments and the errors. The tokenizer is made
+    while weights are read."""
     config = with_adapter_bytes(config)
     folder = find_model(model, revision, offline, allow_pickle=config.allow_pickle)
     opened = open_model(
@@ -128,10 +136,12 @@ def load_model(
         Checksums(files, is_logged=True)
     try:
         ends = opened.store.checkpoint.config.get("eos_token_id") if folder.is_file() else None
-        tokenizer = tokenizer or Tokenizer.load(folder, frozenset(ends or ()))
+        making = ThreadPoolExecutor(1, "penstock-tokenizer")
+        found = tokenizer or making.submit(Tokenizer.load, folder, frozenset(ends or ()))
+        making.shutdown(wait=False)
         advice = _default_sampling(folder)  # read before there is a lane, which would have to be closed
-        lane = find_lane(config.device)
-        return assemble(opened, tokenizer, config, lane, hardware, cache_folder, advice)
+        lane = find_lane(config.device, spare)
+        return assemble(opened, found, config, lane, hardware, cache_folder, advice)
     except BaseException:
         opened.store.close()
         raise
@@ -192,7 +202,7 @@ def plan_model(
 
 def assemble(
     opened: OpenModel,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | Future[Tokenizer],
     config: EngineConfig,
     lane: Lane,
     hardware: HardwareProfile | None = None,
@@ -212,7 +222,7 @@ def assemble(
 
 def begin_reading(
     planned: PlannedModel,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | Future[Tokenizer],
     cache_folder: Path | None = None,
     default_sampling: dict[str, object] | None = None,
     shared: SharedEnds | None = None,
@@ -228,7 +238,7 @@ def begin_reading(
             config = replace(config, max_num_seqs=min(config.max_num_seqs, plan.num_state_sequences))
         resolved = ResolvedConfig.of(config, max_model_len)
         direct = DirectReader(hardware.disk.block_bytes, hardware.disk.depth) if hardware.disk else None
-        reader = StoreReader(opened.store, resolved.num_threads, direct)
+        reader = StoreReader(opened.store, resolved.num_threads, direct, lane.allocate_end)
         undo.callback(reader.close)
         share_of = streamed_share(plan, size, hardware, resolved)
         sharing = Sharing.of(plan, opened.store.tensors, reader, kernels, lane, resolved, share_of)
@@ -251,6 +261,8 @@ def begin_reading(
         is_invariant = not isinstance(family, ThroughTransformers) or family.is_invariant(
             opened.store.tensors, kv_layout
         )
+        if isinstance(tokenizer, Future):
+            tokenizer = tokenizer.result()  # it was made while weights are read
         undo.pop_all()
     _tell_who_computes(opened.spec, is_invariant)
     is_context_cut = config.max_model_len is None and max_model_len < opened.spec.max_position_embeddings
@@ -343,13 +355,23 @@ def _measure_activations(
     num_past = min(longest, USUAL_TOKENS) // 2 if kernels.traits.gathers_keys else 0
     batch = largest_step(config, longest, num_past, opened.spec)
     num_positions = batch.scheduled[0].sequence.num_tokens
+    key = (
+        repr(opened.spec),
+        opened.store.tensors,
+        replace(config, host_memory_bytes=None),
+        type(kernels),
+        longest,
+    )
+    if (known := _measured.get(key)) is not None:
+        return known
     without: Kernels = kernels.without_arithmetic(longest)
     if opened.spec.num_experts_per_token:
         without = ZeroProducts(without)
     try:
         with _room_for(f"the largest step, of {batch.num_tokens} tokens", lane):
             family = opened.family(opened.spec, without, num_positions, lane.torch_device)
-            return measure_activations(family, opened.store.tensors, config, kv_layout, batch)
+            _measured[key] = measure_activations(family, opened.store.tensors, config, kv_layout, batch)
+            return _measured[key]
     finally:
         lane.trim()  # on a GPU, the weights of the warm-up took real memory
 

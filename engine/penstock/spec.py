@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
+from penstock.errors import ConfigError
 from penstock.state_layout import NO_STATE, StateLayout
 
 #: The stack of a model that has only one.
@@ -74,6 +75,10 @@ class RopeSpec:
         return row_bytes * max_model_len
 
 
+#: Bytes of a scale of INT8 keys and values: a bfloat16.
+SCALE_BYTES = 2
+
+
 @dataclass(frozen=True)
 class KVPart:
     """One tensor of a layer's keys and values: [num_blocks, *axes]."""
@@ -82,11 +87,13 @@ class KVPart:
     #: The name of the dtype in torch, and the bytes of an element.
     dtype: str
     item_bytes: int
-    #: Each axis is "heads" (the KV heads), "head_dim", "tokens" (of a block; exactly one axis) or a number.
+    #: Each axis is "heads" (the KV heads), "head_dim", "scaled_dim" (head_dim, and SCALE_BYTES more),
+    #: "tokens" (of a block; exactly one axis) or a number.
     axes: tuple[str | int, ...]
 
     def shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         sizes = {"heads": num_kv_heads, "head_dim": head_dim, "tokens": block_size}
+        sizes["scaled_dim"] = head_dim + SCALE_BYTES
         return num_blocks, *(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
 
 
@@ -114,6 +121,16 @@ def _plain_layout(dtype: str, item_bytes: int) -> KVLayout:
 
 
 FLOAT16, FLOAT32 = _plain_layout("float16", 2), _plain_layout("float32", 4)
+#: Integers, and a scale for each head of each token (kernels/kv/int8.py). A head's codes lie in a block as
+#: the numbers of the plain layouts do, and its scales of the block's tokens lie right behind them, so that
+#: attention reads memory as one stream.
+INT8 = KVLayout(
+    "int8",
+    (
+        KVPart("k", "int8", 1, ("heads", "scaled_dim", "tokens")),
+        KVPart("v", "int8", 1, ("heads", "scaled_dim", "tokens")),
+    ),
+)
 
 
 def _latent_layout(dtype: str, item_bytes: int) -> KVLayout:
@@ -127,7 +144,7 @@ def _latent_layout(dtype: str, item_bytes: int) -> KVLayout:
 
 LATENT_FLOAT16, LATENT_FLOAT32 = _latent_layout("float16", 2), _latent_layout("float32", 4)
 #: The layout of each choice of EngineConfig.kv_dtype, and that of models that cache a latent.
-KV_LAYOUTS: dict[str, KVLayout] = {"float16": FLOAT16, "float32": FLOAT32}
+KV_LAYOUTS: dict[str, KVLayout] = {"float16": FLOAT16, "float32": FLOAT32, "int8": INT8}
 LATENT_LAYOUTS: dict[str, KVLayout] = {"float16": LATENT_FLOAT16, "float32": LATENT_FLOAT32}
 
 
@@ -188,8 +205,14 @@ class ModelSpec:
     layers_without_kv: frozenset[int] = frozenset()
 
     def kv_layout(self, kv_dtype: str) -> KVLayout:
-        """The layout of a choice of EngineConfig.kv_dtype."""
-        return (LATENT_LAYOUTS if self.latent_dim else KV_LAYOUTS)[kv_dtype]
+        """The layout of a choice of EngineConfig.kv_dtype. Raises ConfigError if there is none."""
+        layouts = LATENT_LAYOUTS if self.latent_dim else KV_LAYOUTS
+        if kv_dtype not in layouts:
+            raise ConfigError(
+                f"{self.architecture} keeps a latent (MLA) in place of keys and values, and a latent is not "
+                f"stored as {kv_dtype}: choose --kv-dtype {' or '.join(layouts)}"
+            )
+        return layouts[kv_dtype]
 
     def kv_bytes_per_token(self, layout: KVLayout | None = None) -> int:
         """Bytes of K and V of one token over all layers; without a layout, in float16."""

@@ -17,6 +17,7 @@ import uvicorn
 from fakes import FakeAsyncEngine, render_chat
 from penstock_server.api.app import create_app
 from penstock_server.facade.engine import ServedEngine
+from penstock_server.models.served_models import ServedModels
 from penstock_server.serving.listener import bind
 from penstock_server.settings.settings import Settings
 
@@ -31,10 +32,11 @@ OpenPage = Callable[..., Page]
 
 
 @contextmanager
-def serving(engine: FakeAsyncEngine, **settings: Any) -> Iterator[str]:
-    """The application over a fake engine, on a socket, in a thread; its address."""
+def serving(engine: FakeAsyncEngine | ServedModels, **settings: Any) -> Iterator[str]:
+    """The application over a fake engine or several, on a socket, in a thread; its address."""
     fake: Any = engine
-    app = create_app(ServedEngine(fake), Settings(**({"model": "tiny"} | settings)))
+    served = engine if isinstance(engine, ServedModels) else ServedEngine(fake)
+    app = create_app(served, Settings(**({"model": "tiny"} | settings)))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
     # The fakes' tokenizer has no template of its own.
     with (

@@ -18,6 +18,7 @@ from penstock.memory.planning.planner import plan_memory
 from penstock.metrics import StepStats, Traffic
 from penstock.model.known_shapes import find_shape
 from penstock_server.commands.planning.plan_report import footprint_of
+from server.models.pools import Fakes
 
 from .browser import OpenPage, answer, expect, say, serving, wait_until_done
 from .server_process import ServerProcess
@@ -124,7 +125,7 @@ def test_nobody_asks_while_nobody_looks(open_page: OpenPage) -> None:
         page.on("request", lambda request: asked.append(request.url))
         page.clock.run_for(60_000)
         assert asked == []
-        with page.expect_request("**/v1/engine/stats"):
+        with page.expect_request("**/v1/engine/stats?model=tiny"):
             page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
 
 
@@ -226,3 +227,18 @@ def test_what_lies_where_is_closed_when_the_server_is_gone(open_page: OpenPage) 
         toggle = page.get_by_role("button", name="What lies where")
         expect(toggle).to_have_attribute("aria-expanded", "false")
         expect(page.get_by_role("region", name="What lies where")).to_have_count(0)
+
+
+def test_the_machine_of_the_model_that_was_chosen(open_page: OpenPage) -> None:
+    with serving(Fakes().pool("a", "b")) as url:
+        page = open_page(url)
+        state = page.locator("#state")
+        expect(state).to_have_text("ready")
+        with page.expect_request("**/v1/plan?model=b"):
+            page.locator("#model-choice").select_option("b")
+        expect(state).to_have_text("not loaded; a question loads it")
+        say(page, "Hello")
+        wait_until_done(page)
+        expect(state).to_have_text("ready")
+        with page.expect_request("**/v1/engine/stats?model=b"):
+            pass

@@ -17,6 +17,8 @@ from compiled import compiled
 from penstock.kernels import cpu, cpu_builds
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import builds_of
+from penstock.kernels.operands import KV_CODES
+from penstock.spec import INT8, SCALE_BYTES
 
 COMPILER, QEMU = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
 BUILDS = [name for name, _ in builds_of("aarch64")] if COMPILER and QEMU else []
@@ -78,8 +80,13 @@ def _most(address: int, kind: type[Any], number: int) -> int:
     return max((kind * number).from_address(address))
 
 
+def _head_bytes(form: int, head_dim: int, block_size: int) -> int:
+    """Keys or values of a head in a block, in a form of KV_CODES."""
+    return (head_dim * (4 >> form) + (SCALE_BYTES if form == KV_CODES[INT8.name] else 0)) * block_size
+
+
 def _write_sizes(a: tuple[Any, ...]) -> Sizes:
-    cache = (_most(a[5], ctypes.c_int64, a[4]) // a[11] + 1) * a[9] * a[10] * a[11] * (2 if a[8] else 4)
+    cache = (_most(a[5], ctypes.c_int64, a[4]) // a[11] + 1) * a[9] * _head_bytes(a[8], a[10], a[11])
     return {0: _rows(a[4], a[1], a[9] * a[10]), 2: _rows(a[4], a[3], a[9] * a[10]), 5: 8 * a[4], 6: cache,
             7: cache}  # fmt: skip
 
@@ -88,7 +95,7 @@ def _attention_sizes(a: tuple[Any, ...]) -> Sizes:
     heads, kv_heads, width, block, max_blocks, sequences = a[4], a[8], a[9], a[10], a[12], a[16]
     tokens = _most(a[13], ctypes.c_int32, sequences + 1)
     num_blocks = _most(a[11], ctypes.c_int32, sequences * max_blocks) + 1
-    cache = num_blocks * kv_heads * width * block * (2 if a[7] else 4)
+    cache = num_blocks * kv_heads * _head_bytes(a[7], width, block)
     partials = cpu._partial_bytes(tokens * heads, max_blocks * block, width, False)
     return {0: _rows(tokens, a[1], heads * width), 2: 4 * tokens * heads * width, 5: cache, 6: cache,
             11: 4 * sequences * max_blocks, 13: 4 * (sequences + 1), 14: 4 * sequences, 15: 4 * sequences,

@@ -11,11 +11,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cuda.launcher import CudaLauncher
 from penstock.kernels.cuda.nvrtc import compile_kernels
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
+from penstock.kernels.kv.int8 import quantize_kv
 from penstock.kernels.operands import AttentionSpec, BatchLayout, DistanceBias, LayerKV, QuantizedTensor
-from penstock.spec import FLOAT16, FLOAT32, LATENT_FLOAT16, LATENT_FLOAT32
+from penstock.spec import FLOAT16, FLOAT32, INT8, LATENT_FLOAT16, LATENT_FLOAT32, SCALE_BYTES
 
 
 def random_matrix(rows: int, columns: int, generator: torch.Generator) -> QuantizedTensor:
@@ -46,17 +48,40 @@ def paged_batch(
     for row, count in enumerate(num_blocks):
         tables[row, :count] = torch.tensor([order.pop() for _ in range(count)])
     total = sum(num_blocks) + 3
-    k = torch.randn(total, heads[1], head_dim, block_size, generator=generator).to(dtype)
-    v = torch.randn(total, heads[1], block_size, head_dim, generator=generator).to(dtype)
+    number = torch.float32 if dtype == torch.int8 else dtype
+    k = torch.randn(total, heads[1], head_dim, block_size, generator=generator).to(number)
+    v = torch.randn(total, heads[1], block_size, head_dim, generator=generator).to(number)
     k[order], v[order] = math.nan, math.nan
     for row, length in enumerate(lengths):
         last, num_written = tables[row, num_blocks[row] - 1], (length - 1) % block_size + 1
         k[last, :, :, num_written:], v[last, :, num_written:] = math.nan, math.nan
-    kv = LayerKV(FLOAT16 if dtype == torch.float16 else FLOAT32, (k, v))
+    floats = FLOAT16 if dtype == torch.float16 else FLOAT32
+    kv = int8_kv(k, v) if dtype == torch.int8 else LayerKV(floats, (k, v))
     starts = torch.tensor([0, *torch.tensor(new).cumsum(0).tolist()], dtype=torch.int32)
     positions = torch.cat([torch.arange(n - m, n) for n, m in zip(lengths, new, strict=True)])
     layout = BatchLayout(positions, torch.zeros(0), tables, starts, torch.tensor(lengths, dtype=torch.int32))
     return torch.randn(sum(new), heads[0], head_dim, generator=generator), kv, layout
+
+
+def int8_kv(k: Tensor, v: Tensor) -> LayerKV:
+    """K [num_blocks, num_kv_heads, head_dim, block_size] and V [num_blocks, num_kv_heads, block_size,
+    head_dim], both float32, as INT8."""
+    num_blocks, num_heads, block_size, head_dim = v.shape
+    shape = num_blocks, num_heads, head_dim + SCALE_BYTES, block_size
+    kv = LayerKV(INT8, (torch.empty(shape, dtype=torch.int8), torch.empty(shape, dtype=torch.int8)))
+    codes, values, scale, value_scale = kv.int8_parts()
+    turned, scale[:] = quantize_kv(k.transpose(2, 3).contiguous())
+    codes[:] = turned.transpose(2, 3)
+    values[:], value_scale[:] = quantize_kv(v)
+    return kv
+
+
+class RoundedKV(NativeKernels):
+    """The plain twin of INT8: float32 keys and values that were rounded as INT8."""
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
+        (k, k_scale), (v, v_scale) = quantize_kv(k), quantize_kv(v)
+        super().write_kv(k * k_scale[..., None].float(), v * v_scale[..., None].float(), kv, slot_mapping)
 
 
 def latent_batch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import test_int4_kernels
+import test_int8_kv
 import test_kernels
 import test_planes_kernels
 import torch
@@ -84,6 +85,8 @@ def test_what_is_no_product_equals_the_reference(build: str = "neon") -> None:
     for case in ATTENTION:
         test_kernels.test_paged_attention_equals_the_reference_to_rounding(build, case, torch.float16, 40)
     test_kernels.test_paged_attention_equals_the_reference_to_rounding(build, "plain", torch.float32, 16)
+    test_kernels.test_paged_attention_equals_the_reference_to_rounding(build, "plain", torch.int8, 40)
+    test_int8_kv.test_all_kernels_write_the_same_codes_and_scales(build, 24)
 
 
 def test_rows_do_not_depend_on_their_neighbours(build: str = "neon") -> None:

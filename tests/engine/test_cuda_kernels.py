@@ -388,7 +388,7 @@ def test_attention_equals_the_reference(
         pytest.skip("no C++ compiler to run the CUDA sources with")
     generator = torch.Generator().manual_seed(seed)
     sequences = [(max(context, new), new) for context, new in sequences]
-    dtype = (torch.float16, torch.float32)[seed % 2]
+    dtype = (torch.float16, torch.float32, torch.int8)[seed % 3]
     q, kv, layout = paged_batch(generator, sequences, (2 * group, 2), head_dim, dtype, block_size)
     spec = AttentionSpec(2 * group, head_dim**-0.5, window)
     if boundary is not None:

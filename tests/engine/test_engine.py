@@ -552,7 +552,7 @@ def test_a_kv_budget_too_small_is_refused_and_a_modest_one_cuts_the_context(
         {"block_size": 24},
         {"max_num_seqs": 0},
         {"activations": "int4"},
-        {"kv_dtype": "int8"},
+        {"kv_dtype": "int4"},
         {"step_time_target_s": -1.0},
     ],
 )

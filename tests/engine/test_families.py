@@ -23,6 +23,7 @@ import pytest
 import torch
 import transformers
 from emulated_cuda import COMPILER, emulated_kernels
+from kernel_cases import RoundedKV
 from safetensors.torch import load_file, save_file
 from tiny_models import (
     DISTINCT,
@@ -39,7 +40,7 @@ from torch import Tensor
 from units import host_streamer, read_layer
 
 from penstock.config import EngineConfig
-from penstock.errors import UnsupportedModel
+from penstock.errors import ConfigError, UnsupportedModel
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.executor import Executor
 from penstock.generation.model_inputs import ModelInputs
@@ -67,8 +68,9 @@ from penstock.weights.tiers.readers import StoreReader
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 16, 40, 160
 NUM_GREEDY, CHUNK = 24, 7
 #: Largest difference of logits over their range. 16-bit activations make 1e-4, float16 K and V up to 8e-4;
-#: a forgotten norm, bias, window or rope makes 2e-3 to 5e-1.
-TOLERANCE = {"float32": 5e-4, "float16": 2e-3}
+#: a forgotten norm, bias, window or rope makes 2e-3 to 5e-1. INT8 K and V make up to 4e-2 with random
+#: weights, and more where they change which experts are chosen.
+TOLERANCE = {"float32": 5e-4, "float16": 2e-3, "int8": 6e-2}
 #: Float16 K and V may swap the two best tokens where they are nearer to each other than this share of the
 #: logits' range, and that on few of a model's steps.
 NEAR_TIE, MAX_NEAR_TIES = 1e-3, 4
@@ -321,6 +323,26 @@ def test_logits_are_the_same_in_company_and_in_chunks(built: Built) -> None:
     together = model.all_logits(model.sequences())
     alone = [model.logits_in_chunks(sequence) for sequence in model.sequences()]
     assert torch.equal(torch.cat(alone), together)
+
+
+@pytest.mark.parametrize("built", DISTINCT, indirect=True)
+def test_int8_keys_and_values(built: Built) -> None:
+    """The bits are the same in company and in chunks. The logits are near to those of float32 K and V that
+    were rounded as INT8, and less near to transformers'. Latents are refused."""
+    config = EngineConfig(kv_dtype="int8")
+    if open_model(built.folder)[1].latent_dim:
+        with pytest.raises(ConfigError, match=r"latent is not stored as int8: choose --kv-dtype float16 or"):
+            Model(built.folder, config)
+        return
+    model = Model(built.folder, config)
+    together = model.all_logits(model.sequences())
+    alone = [model.logits_in_chunks(sequence) for sequence in model.sequences()]
+    assert torch.equal(torch.cat(alone), together)
+    twin = Model(built.folder, EngineConfig(kv_dtype="float32"), RoundedKV())
+    spread = together.max() - together.min()
+    assert (twin.all_logits(twin.sequences()) - together).abs().max() <= TOLERANCE["float16"] * spread
+    if not model.spec.num_experts_per_token:
+        assert difference(built, config) <= TOLERANCE["int8"]
 
 
 def test_guesses_beside_guesses_compute_what_a_text_does(built: Built) -> None:

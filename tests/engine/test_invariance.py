@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from drafters import Forest, Oracle
 from test_convert import Ids
 from tiny_models import RECURRENT, VOCAB_SIZE, WHOLE, build
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, KVDtype
 from penstock.engine import Completion, Engine
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.model.registry import open_model
@@ -31,7 +32,10 @@ CROSSING: list[tuple[str, dict[str, int]]] = [
     ("Phi-3, rope longrope", {"original_max_position_embeddings": 40}),
     ("Llama, rope dynamic", {"max_position_embeddings": 48}),
 ]
-EVERY = [(name, {}) for name in WHOLE] + CROSSING
+EVERY: list[tuple[str, dict[str, int], KVDtype]] = [(name, {}, "float16") for name in WHOLE]
+EVERY += [(*each, "float16") for each in CROSSING]
+#: Windows and sinks are gpt-oss's.
+EVERY += [("Llama", {}, "int8"), ("gpt-oss", {}, "int8")]
 
 
 def requests(dice: random.Random) -> list[tuple[list[int], SamplingParams]]:
@@ -51,7 +55,7 @@ def requests(dice: random.Random) -> list[tuple[list[int], SamplingParams]]:
     return made
 
 
-def config(dice: random.Random, kv_bytes_per_token: int) -> EngineConfig:
+def config(dice: random.Random, kv_bytes_per_token: int, kv_dtype: KVDtype) -> EngineConfig:
     """Small steps and a cache in which not all have room, so that some are preempted."""
     return EngineConfig(
         max_num_batched_tokens=dice.choice((3, 8, 33, 100)),
@@ -61,6 +65,7 @@ def config(dice: random.Random, kv_bytes_per_token: int) -> EngineConfig:
         block_size=dice.choice((16, 32)),
         kv_cache_bytes=dice.choice((96, 128)) * kv_bytes_per_token,
         max_model_len=96,
+        kv_dtype=kv_dtype,
     )
 
 
@@ -98,21 +103,21 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Converted:
     return folder_of
 
 
-@pytest.mark.parametrize(("name", "changes"), EVERY)
+@pytest.mark.parametrize(("name", "changes", "kv_dtype"), EVERY)
 def test_a_request_gets_in_any_company_what_it_gets_alone(
-    name: str, changes: dict[str, int], converted: Converted
+    name: str, changes: dict[str, int], kv_dtype: KVDtype, converted: Converted
 ) -> None:
     model = converted(name, **changes)
     dice = random.Random(f"{name}, crossing" if changes else name)
     asked = requests(dice)
-    with Engine.load(model, PLAIN, tokenizer=Ids()) as engine:
+    with Engine.load(model, replace(PLAIN, kv_dtype=kv_dtype), tokenizer=Ids()) as engine:
         alone = [engine.generate([prompt], params)[0] for prompt, params in asked]
-        kv_bytes_per_token = engine.spec.kv_bytes_per_token()
+        kv_bytes_per_token = engine.spec.kv_bytes_per_token(engine.spec.kv_layout(kv_dtype))
     answers = {
         (params.seed, *prompt): done.token_ids for (prompt, params), done in zip(asked, alone, strict=True)
     }
     drafter = Forest(Oracle(answers, 6, vocab_size=VOCAB_SIZE))
-    settings = config(dice, kv_bytes_per_token)
+    settings = config(dice, kv_bytes_per_token, kv_dtype)
     with Engine.load(model, settings, tokenizer=Ids(), drafter=drafter) as engine:
         together = arriving(engine, dice, asked)
     for mine, expected in zip(together, alone, strict=True):

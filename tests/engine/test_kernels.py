@@ -391,7 +391,7 @@ def test_rope_equals_the_reference(kind: str, is_interleaved: bool) -> None:
 
 @pytest.mark.parametrize("kind", FAST)
 @pytest.mark.parametrize("case", ATTENTION)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int8])
 @pytest.mark.parametrize("head_dim", [16, 40, 128])
 def test_paged_attention_equals_the_reference_to_rounding(
     kind: str, case: str, dtype: torch.dtype, head_dim: int
@@ -403,8 +403,11 @@ def test_paged_attention_equals_the_reference_to_rounding(
 
 @pytest.mark.parametrize("kind", FAST)
 @pytest.mark.parametrize("boundary", [0, 5])
-def test_biases_by_distance_and_prefixes_equal_the_reference(kind: str, boundary: int) -> None:
-    q, kv, layout = paged_case(torch.Generator().manual_seed(2), torch.float16, 40)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
+def test_biases_by_distance_and_prefixes_equal_the_reference(
+    kind: str, boundary: int, dtype: torch.dtype
+) -> None:
+    q, kv, layout = paged_case(torch.Generator().manual_seed(2), dtype, 40)
     layout, spec = with_prefixes(layout), AttentionSpec(6, 0.2, distance_bias=random_bias(6, boundary))
     expected = ReferenceKernels().paged_attention(q, kv, layout, spec)
     close(kernels(kind).paged_attention(q, kv, layout, spec), expected, ATTENTION_ERROR)
@@ -440,6 +443,7 @@ def test_many_rows_go_through_tiles(activations: str, num_groups: int) -> None:
 
 @pytest.mark.parametrize("kind", BUILDS)
 @pytest.mark.parametrize("case", [*ATTENTION, *WIDE])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
 @pytest.mark.parametrize(
     ("heads", "head_dim", "block_size"),
     [((6, 2), 64, 16), ((6, 1), 40, 16), ((6, 6), 32, 16), ((6, 3), 128, 48)],
@@ -447,6 +451,7 @@ def test_many_rows_go_through_tiles(activations: str, num_groups: int) -> None:
 def test_parts_of_a_long_context_are_merged(
     kind: str,
     case: str,
+    dtype: torch.dtype,
     heads: tuple[int, int],
     head_dim: int,
     block_size: int,
@@ -456,9 +461,7 @@ def test_parts_of_a_long_context_are_merged(
     numbers; and the bits that each token gets when it comes alone."""
     # The first sequence's first token sees whole chunks of keys, the tokens beside it not all of the first.
     spec = ATTENTION.get(case) or WIDE[case]
-    q, kv, layout = paged_batch(
-        torch.Generator().manual_seed(3), CUT, heads, head_dim, torch.float16, block_size
-    )
+    q, kv, layout = paged_batch(torch.Generator().manual_seed(3), CUT, heads, head_dim, dtype, block_size)
     native = kernels(kind)
     shared = native.paged_attention(q, kv, layout, spec)
     close(shared, ReferenceKernels().paged_attention(q, kv, layout, spec), ATTENTION_ERROR)
@@ -510,8 +513,10 @@ def test_plain_kernels_stay_on_the_device_of_their_inputs(kind: str, out_feature
 
 
 @pytest.mark.parametrize("kind", ["torch", "reference", *FAST])
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_rows_do_not_depend_on_their_neighbours(kind: str, num_threads: int) -> None:
+@pytest.mark.parametrize(
+    ("num_threads", "dtype"), [(1, torch.float16), (2, torch.float16), (3, torch.float16), (2, torch.int8)]
+)
+def test_rows_do_not_depend_on_their_neighbours(kind: str, num_threads: int, dtype: torch.dtype) -> None:
     """Norms, activations and attention of a row, bit for bit, alone and in company."""
     native = ReferenceKernels() if kind == "reference" else kernels(kind)
     if isinstance(native, NativeKernels):
@@ -531,7 +536,7 @@ def test_rows_do_not_depend_on_their_neighbours(kind: str, num_threads: int) -> 
             together = function(x)
             for row in (0, 13, 32):
                 assert torch.equal(function(x[row : row + 1])[0], together[row])
-        q, kv, layout = paged_case(torch.Generator().manual_seed(2), torch.float16, 64)
+        q, kv, layout = paged_case(torch.Generator().manual_seed(2), dtype, 64)
         together = native.paged_attention(q, kv, layout, ATTENTION["plain"])
         for seq in range(layout.num_seqs):
             first, last = layout.query_start[seq : seq + 2].tolist()

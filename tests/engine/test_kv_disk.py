@@ -105,8 +105,11 @@ def test_other_weights_another_salt_or_another_arithmetic_find_nothing(tmp_path:
     build("Llama", tmp_path / "model")
     answers(tmp_path / "model", kept(tmp_path), asked)
     assert num_read(answers(tmp_path / "model", kept(tmp_path), asked)[1]) == 2
-    for settings in (kept(tmp_path, activations="int8"), kept(tmp_path, kv_dtype="float32")):
-        assert num_read(answers(tmp_path / "model", settings, asked)[1]) == 0
+    for settings in (kept(tmp_path, activations="int8"), kept(tmp_path, kv_dtype="int8")):
+        expected, engine = answers(tmp_path / "model", settings, asked)
+        assert num_read(engine) == 0
+    again, engine = answers(tmp_path / "model", settings, asked)  # INT8 finds what INT8 wrote
+    assert num_read(engine) == 2 and again == expected
     with Engine.load(tmp_path / "model", kept(tmp_path), tokenizer=Ids()) as engine:
         engine.add(GenerationRequest(asked[0], PARAMS, cache_salt="someone"))
         while engine.has_work:

@@ -18,6 +18,7 @@ from penstock.kernels.cpu_experts import NativeExperts, UncomputedExperts
 from penstock.kernels.expert_records import padded_rows, token_bytes
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import CODEBOOK_BYTES, Int4Tensor, StackedMatrix
+from penstock.kernels.kv.clamped import ClampNotice
 from penstock.kernels.operands import (
     KV_CODES,
     MAX_IN_FEATURES,
@@ -77,6 +78,7 @@ class NativeKernels(NativeRecurrences):
         self._activation_bits = 16 if activations == "int16" else 8
         self.experts = NativeExperts(self._library, self._activation_bits, self)
         self.adapters = NativeLowRank(self._library)
+        self._notice = ClampNotice()
 
     def set_num_threads(self, num_threads: int) -> int:
         """Set the threads of all native kernels of this process. Returns how many there are now; the log says
@@ -166,13 +168,15 @@ class NativeKernels(NativeRecurrences):
         )  # fmt: skip
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-        self._library.penstock_write_kv(
+        has_clamped = self._library.penstock_write_kv(
             k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), k.shape[0], slot_mapping.data_ptr(),
             *kv.native,
         )  # fmt: skip
+        if has_clamped:
+            self._notice.give()
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
-        *_, head_dim, block_size = kv.native
+        _, head_dim, block_size = kv.sizes
         if head_dim > MAX_HEAD_DIM:  # a rare shape, which is not worth a second path in C
             return reference.paged_attention(q, kv, batch, spec)
         num_tokens, num_heads, value_dim = q.shape[0], spec.num_heads, spec.latent_dim or head_dim

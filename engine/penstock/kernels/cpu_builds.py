@@ -124,6 +124,7 @@ def open_library(path: Path) -> ctypes.CDLL:
         function.argtypes, function.restype = types, None
     library.penstock_set_num_threads.restype = library.penstock_has_tiles.restype = _I
     library.penstock_read.restype, library.penstock_tune.restype = _N, _I
+    library.penstock_write_kv.restype = _I
     return library
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.expert_records import MatrixRecord, NumbersRecord
-from penstock.spec import FLOAT16, FLOAT32, LATENT_FLOAT16, LATENT_FLOAT32, KVLayout
+from penstock.spec import FLOAT16, FLOAT32, INT8, LATENT_FLOAT16, LATENT_FLOAT32, SCALE_BYTES, KVLayout
 
 #: "relu2" is the square of "relu".
 ActivationFunction = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "sigmoid"]
@@ -54,8 +54,8 @@ def gated_code(function: GatedFunction) -> tuple[int, float, float]:
 RouterFunction = Literal["none", "softmax", "sigmoid"]
 #: Numbers by which compiled kernels know these functions.
 ROUTER_CODES: dict[RouterFunction, int] = {"none": 0, "softmax": 1, "sigmoid": 2}
-#: Numbers by which compiled kernels know layouts of keys and values: 1 is float16.
-KV_CODES = {FLOAT32.name: 0, FLOAT16.name: 1, LATENT_FLOAT32.name: 0, LATENT_FLOAT16.name: 1}
+#: Numbers by which compiled kernels know layouts of keys and values: an element has 4 >> number bytes.
+KV_CODES = {FLOAT32.name: 0, FLOAT16.name: 1, INT8.name: 2, LATENT_FLOAT32.name: 0, LATENT_FLOAT16.name: 1}
 #: A row of so many INT8 inputs times a row of weights fits int32: 128 * 128 * 131071 < 2^31. Fast kernels
 #: add a row up in int32, and reference.py computes rows with more inputs.
 MAX_IN_FEATURES = 131071
@@ -151,7 +151,8 @@ class LayerKV:
     def plain(self) -> tuple[int, Tensor, Tensor | None]:
         """The code of a layout in KV_CODES; K [num_blocks, num_kv_heads, head_dim, block_size]; V
         [num_blocks, num_kv_heads, block_size, head_dim], or None where the beginning of a key is the value.
-        Raises TypeError for another layout."""
+        With INT8 both are [num_blocks, num_kv_heads, head_dim + SCALE_BYTES, block_size], which
+        int8_parts() cuts. Raises TypeError for another layout."""
         code = KV_CODES.get(self.layout.name)
         if code is None:
             raise TypeError(
@@ -161,12 +162,29 @@ class LayerKV:
         return code, self.parts[0], self.parts[1] if len(self.parts) > 1 else None
 
     @cached_property
+    def sizes(self) -> tuple[int, int, int]:
+        """num_kv_heads, head_dim, block_size, of a layout with a code."""
+        _, num_kv_heads, width, block_size = self.plain[1].shape
+        return num_kv_heads, width - (SCALE_BYTES if self.layout is INT8 else 0), block_size
+
+    def int8_parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Views of INT8 keys and values: codes of K, int8 [num_blocks, num_kv_heads, head_dim, block_size];
+        codes of V, int8 [num_blocks, num_kv_heads, block_size, head_dim]; scales of K and of V, bfloat16
+        [num_blocks, num_kv_heads, block_size] each."""
+        num_heads, head_dim, block_size = self.sizes
+        sizes = [head_dim * block_size, SCALE_BYTES * block_size]
+        (k, k_scale), (v, v_scale) = (torch.split(part.flatten(2), sizes, 2) for part in self.parts)
+        return (
+            k.view(-1, num_heads, head_dim, block_size), v.view(-1, num_heads, block_size, head_dim),
+            k_scale.view(torch.bfloat16), v_scale.view(torch.bfloat16),
+        )  # fmt: skip
+
+    @cached_property
     def native(self) -> tuple[int, int | None, int, int, int, int]:
         """For compiled kernels of the host: the addresses of K and V, the layout's code, num_kv_heads,
         head_dim, block_size. Raises TypeError for a layout without a code."""
         code, k, v = self.plain
-        _, num_kv_heads, head_dim, block_size = k.shape
-        return k.data_ptr(), address(v), code, num_kv_heads, head_dim, block_size
+        return k.data_ptr(), address(v), code, *self.sizes
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,8 @@ class Kernels(Recurrences, Protocol):
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
         """Store K and V, each [num_tokens, num_kv_heads, head_dim], in the tokens' slots. A value beyond the
-        layout's range becomes the layout's largest finite value. Where the beginning of a key is the value
+        layout's range becomes the layout's largest finite value; INT8 has the same codes and scales from all
+        kernels. Where the beginning of a key is the value
         (a latent), V is not read. Raises TypeError for a layout that these kernels don't know."""
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:

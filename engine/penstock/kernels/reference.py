@@ -8,6 +8,7 @@ additions is free. Attention goes token by token, so that a token meets the same
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -18,6 +19,8 @@ from penstock.kernels.adapters.low_rank import PlainLowRank
 from penstock.kernels.experts import ExpertCalls, PlainExperts
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
+from penstock.kernels.kv.clamped import ClampNotice
+from penstock.kernels.kv.int8 import quantize_kv
 from penstock.kernels.operands import (
     KV_CODES,
     ActivationFunction,
@@ -34,6 +37,7 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.plain import PlainRecurrences
+from penstock.spec import INT8
 
 #: Largest magnitude of an activation as an integer. 32512 = 127 * 256 keeps `hi` within int8.
 ACTIVATION_LIMIT = {"int16": 32512.0, "int8": 127.0}
@@ -129,15 +133,14 @@ def _attend(
 ) -> Tensor:
     """One token, which sees the first `num_keys` keys: q [num_heads, head_dim] -> [num_heads, head_dim], or
     [num_heads, latent_dim]."""
-    _, k, v = kv.plain
-    num_kv_heads, head_dim, block_size = k.shape[1:]
-    blocks = block_table[: -(-num_keys // block_size)].long()
+    num_kv_heads, head_dim, block_size = kv.sizes
+    k, v = _gather(kv, block_table[: -(-num_keys // block_size)].long())
     # [num_kv_heads, head_dim, num_keys] and [num_kv_heads, num_keys, head_dim]
-    keys = k[blocks].permute(1, 2, 0, 3).flatten(2)[..., :num_keys].float()
+    keys = k.permute(1, 2, 0, 3).flatten(2)[..., :num_keys]
     if v is None:
         values = keys[:, : spec.latent_dim].transpose(1, 2)
     else:
-        values = v[blocks].permute(1, 0, 2, 3).flatten(1, 2)[:, :num_keys].float()
+        values = v.permute(1, 0, 2, 3).flatten(1, 2)[:, :num_keys]
     scores = (q.view(num_kv_heads, -1, head_dim) @ keys) * spec.scale
     if spec.softcap:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
@@ -150,6 +153,15 @@ def _attend(
     if spec.sinks is not None:
         scores = torch.cat((scores, spec.sinks.view(num_kv_heads, -1, 1)), dim=-1)
     return (torch.softmax(scores, dim=-1)[..., :num_keys] @ values).reshape(q.shape[0], -1)
+
+
+def _gather(kv: LayerKV, blocks: Tensor) -> tuple[Tensor, Tensor | None]:
+    """K and V of some blocks (int64 [num_blocks]) as float32, in the shapes of LayerKV.plain without INT8."""
+    _, k, v = kv.plain
+    if kv.layout is not INT8:
+        return k[blocks].float(), None if v is None else v[blocks].float()
+    k, v, k_scale, v_scale = (part[blocks].float() for part in kv.int8_parts())
+    return k * k_scale[:, :, None], v * v_scale[..., None]  # exact: 7 bits times 8 bits
 
 
 def _distance_bias(bias: DistanceBias, position: int, distance: Tensor) -> Tensor:
@@ -173,6 +185,10 @@ def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 class PlainOperations(PlainRecurrences):
     """Everything but products, which all sets of kernels in plain torch share."""
+
+    @cached_property
+    def _notice(self) -> ClampNotice:
+        return ClampNotice()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         inverse = torch.rsqrt(x.double().square().mean(-1, keepdim=True) + eps).float()
@@ -240,8 +256,15 @@ class PlainOperations(PlainRecurrences):
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
         _, keys, values = kv.plain
-        block_size = keys.shape[3]
+        block_size = kv.sizes[2]
         block, offset = slot_mapping // block_size, slot_mapping % block_size
+        if kv.layout is INT8:
+            keys, values, k_scale, v_scale = kv.int8_parts()
+            keys[block, :, :, offset], k_scale[block, :, offset] = quantize_kv(k)
+            values[block, :, offset], v_scale[block, :, offset] = quantize_kv(v)
+            return
+        if keys.dtype == torch.float16:
+            self._notice.look_at(k, v)
         keys[block, :, :, offset] = _rounded(k, keys.dtype)
         if values is not None:
             values[block, :, offset] = _rounded(v, values.dtype)

@@ -208,6 +208,9 @@ class CudaLane:
     def allocate(self, num_bytes: int) -> Tensor:
         return self._memory.allocate(num_bytes)
 
+    def allocate_end(self, num_bytes: int) -> Tensor:
+        return aligned_buffer(num_bytes)
+
     def upload(self, tensor: Tensor) -> Tensor:
         copy = self.allocate(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
         return copy.copy_(tensor)

@@ -52,13 +52,18 @@ def aligned_buffer(num_bytes: int) -> Tensor:
     look-ups."""
     if num_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(aligned_pages(num_bytes), dtype=torch.uint8)
+
+
+def aligned_pages(num_bytes: int) -> mmap.mmap:
+    """Zeroed memory of `num_bytes`, rounded up to whole pages; huge pages where the system has them."""
     pages = mmap.mmap(-1, round_up(num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             pages.madvise(mmap.MADV_HUGEPAGE)
         except OSError:  # a kernel without huge pages
             logger.debug("no huge pages")
-    return torch.frombuffer(pages, dtype=torch.uint8)
+    return pages
 
 
 class PopulatedAhead:
@@ -107,8 +112,8 @@ class DirectReader:
         self._depth = depth
         self._preadv = preadv
         self._files: dict[Path, OpenFile] = {}
-        #: Whether the system queues reads of a device's files, by the device's number.
-        self._are_queued: dict[int, bool] = {}
+        #: Numbers of devices of which a direct read has worked.
+        self._direct_devices: set[int] = set()
         self._lock = threading.Lock()
 
     @cached_property
@@ -167,11 +172,9 @@ class DirectReader:
             with self._lock:  # several threads submit
                 file = self._files.get(path)
                 if file is None:
-                    descriptor, is_direct = _open_direct(path)
+                    descriptor, is_direct = _open_direct(path, self._direct_devices)
                     status = os.fstat(descriptor)
-                    if is_direct and status.st_dev not in self._are_queued:
-                        self._are_queued[status.st_dev] = is_queued(descriptor)
-                    can_queue = is_direct and self._are_queued[status.st_dev]
+                    can_queue = is_direct and is_queued(descriptor)
                     file = OpenFile(
                         path, descriptor, is_direct, can_queue, status.st_size, status.st_mtime_ns
                     )
@@ -188,23 +191,34 @@ class DirectReader:
 
     def _reads_of(self, file: OpenFile) -> BlockReads:
         with self._lock:
-            return self._queue if file.is_queued and self._preadv is None else self._threads
+            if file.is_queued and self._preadv is None:
+                try:
+                    return self._queue
+                except OSError as error:  # the system has no queue to spare
+                    logger.debug("reads are not queued: %s", error)
+            return self._threads
 
 
-def _open_direct(path: Path) -> tuple[int, bool]:
-    """A file descriptor, and whether its reads bypass the page cache. Raises OSError."""
+def _open_direct(path: Path, devices: set[int]) -> tuple[int, bool]:
+    """A file descriptor, and whether its reads bypass the page cache. A read is tried with the first file of
+    a device, which is added to `devices`: a trial would wait behind reads that are under way. Raises
+    OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.EACCES):
             raise
     else:
+        device = os.fstat(descriptor).st_dev
+        if device in devices:
+            return descriptor, True
         page = mmap.mmap(-1, PAGE)
         try:
             os.preadv(descriptor, [page], 0)
         except OSError:  # O_DIRECT was accepted when the file was opened, and is refused now
             os.close(descriptor)
         else:
+            devices.add(device)
             return descriptor, True
         finally:
             page.close()

@@ -12,6 +12,7 @@ from torch import Tensor
 from penstock.memory.direct_io import PopulatedAhead, aligned_buffer
 from penstock.memory.handover.host_handover import HostHandover
 from penstock.memory.hardware import HardwareProfile
+from penstock.memory.spare_memory import SpareMemory
 from penstock.metrics import Traffic
 
 
@@ -20,13 +21,18 @@ class HostMemory:
 
     name = "weights"
 
-    def __init__(self) -> None:
+    def __init__(self, spare: SpareMemory) -> None:
+        self._spare = spare
         self._pages: list[PopulatedAhead] = []
 
     def allocate(self, num_bytes: int) -> Tensor:
-        arena = aligned_buffer(num_bytes)
-        self._pages.append(PopulatedAhead(arena))
-        return arena
+        return self.take("layers", num_bytes)
+
+    def take(self, purpose: str, num_bytes: int) -> Tensor:
+        buffer, num_ready = self._spare.take(purpose, num_bytes)
+        if num_ready < num_bytes:
+            self._pages.append(PopulatedAhead(buffer[num_ready:]))
+        return buffer
 
     def prepare(self, piece: Tensor) -> None: ...
 
@@ -63,9 +69,10 @@ class HostLane:
     choice: Literal["cpu", "cuda"] = "cpu"
     unpinned_bytes = 0
 
-    def __init__(self) -> None:
+    def __init__(self, spare: SpareMemory | None = None) -> None:
+        """spare: the memory of models that left."""
         self.link = HostLink()
-        self._memory = HostMemory()
+        self._memory = HostMemory(spare or SpareMemory())
         self.memories = (self._memory,)
 
     def handover(self) -> HostHandover:
@@ -73,6 +80,9 @@ class HostLane:
 
     def allocate(self, num_bytes: int) -> Tensor:
         return aligned_buffer(num_bytes)
+
+    def allocate_end(self, num_bytes: int) -> Tensor:
+        return self._memory.take("ends", num_bytes)
 
     def upload(self, tensor: Tensor) -> Tensor:
         return tensor

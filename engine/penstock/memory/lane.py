@@ -20,6 +20,7 @@ from penstock.errors import ConfigError
 from penstock.memory.cuda_lane import CudaLane
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.host_lane import HostLane
+from penstock.memory.spare_memory import SpareMemory
 from penstock.metrics import Traffic
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class Memory(Protocol):
         """The pool's name, for people."""
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes], zeroed. Raises CapacityError."""
+        """uint8 [num_bytes], with any content. Raises CapacityError."""
 
     def prepare(self, piece: Tensor) -> None:
         """Called with each piece of allocated memory before the piece is used."""
@@ -114,6 +115,10 @@ class Lane(Protocol):
         """uint8 [num_bytes], zeroed, in the memory in which layers are computed, for what is not weights.
         Raises CapacityError."""
 
+    def allocate_end(self, num_bytes: int) -> Tensor:
+        """uint8 [num_bytes, in whole pages] of the host's memory, with any content, into which the embedding
+        or the head is read."""
+
     def upload(self, tensor: Tensor) -> Tensor:
         """A host tensor, brought to the memory in which layers are computed. The host returns the tensor
         itself, a GPU a copy. Raises CapacityError."""
@@ -135,11 +140,11 @@ class Lane(Protocol):
         """Bytes that feed a GPU and that the system refused to pin."""
 
 
-def find_lane(choice: DeviceChoice) -> Lane:
+def find_lane(choice: DeviceChoice, spare: SpareMemory | None = None) -> Lane:
     """The lane of the first GPU, or of the processor. "auto" warns of a GPU that is there and can't be used;
-    "cuda" raises ConfigError."""
+    "cuda" raises ConfigError. spare: memory of models that left, for the processor's lane."""
     if choice == "cpu":
-        return HostLane()
+        return HostLane(spare)
     trouble = gpu_trouble()
     if trouble is None:
         return CudaLane()
@@ -147,7 +152,7 @@ def find_lane(choice: DeviceChoice) -> Lane:
         raise ConfigError(f"--device cuda: {trouble}")
     if has_driver():
         logger.warning("there is a GPU, but it is not used: %s", trouble)
-    return HostLane()
+    return HostLane(spare)
 
 
 def has_driver() -> bool:

@@ -24,8 +24,9 @@ class MemoryPool:
         make_arena: Callable[[int], Tensor] = aligned_buffer,
         prepare: Callable[[Tensor], None] | None = None,
     ) -> None:
-        """`make_arena` gives zeroed memory (uint8) of a device, the host by default. `prepare` is called with
-        each piece before the piece is handed out, for example to pin it. Raises what the two raise."""
+        """`make_arena` gives memory (uint8) of a device, zeroed memory of the host by default. `prepare` is
+        called with each piece before the piece is handed out, for example to pin it. Raises what the two
+        raise."""
         self.name = name
         self.budget_bytes = budget_bytes
         self.allocations: dict[str, int] = {}
@@ -34,8 +35,8 @@ class MemoryPool:
         self._prepare = prepare
 
     def allocate(self, name: str, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes], zeroed, and on a page boundary if all pieces are whole pages. Raises
-        CapacityError."""
+        """uint8 [num_bytes], zeroed if the arena is, and on a page boundary if all pieces are whole pages.
+        Raises CapacityError."""
         if name in self.allocations:
             raise ValueError(f"{name} is allocated already")
         if num_bytes % ALIGNMENT:

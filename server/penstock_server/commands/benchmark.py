@@ -23,7 +23,6 @@ from penstock.model.known_shapes import find_shape
 from penstock.model.shapes import write_random
 from penstock.spec import ModelFootprint
 from penstock.text.tokenizer import NoText
-from penstock.weights.checkpoints.hub import find_model
 from penstock_server.commands.bench_drafts import check_drafts, drafts_lines, measure_drafts
 from penstock_server.commands.converting import ProgressBar
 from penstock_server.commands.planning.plan_report import estimated_plan, footprint_at
@@ -40,6 +39,7 @@ from penstock_server.facade.inside import (
     served_plan_of,
     snapshot_of,
 )
+from penstock_server.facade.loading import engine_config, find_folder
 from penstock_server.facade.machine import hardware_lines, profile
 from penstock_server.facade.plan_table import served_plan_lines
 from penstock_server.settings.settings import Settings
@@ -96,14 +96,11 @@ def run_bench(
     PenstockError."""
     # No prompt is found in the cache, and a step has one token of each sequence: random weights repeat
     # themselves, so that guesses would come true (tests/bench/drafts.py measures guesses).
-    config = replace(settings.engine_config(), enable_prefix_caching=False)
+    config = replace(engine_config(settings), enable_prefix_caching=False)
     check_step(sequences, config)
     if with_drafts:
         check_drafts(config)
-    if shape:
-        folder = _random_folder(settings, shape)
-    else:
-        folder = find_model(settings.model, settings.revision, settings.offline, settings.allow_pickle)
+    folder = _random_folder(settings, shape) if shape else find_folder(settings)
     size = footprint_at(folder, config)
     popularity = _popularity(popularity, shape, size)
     hardware = profile(settings, folder, is_forced=True)

@@ -12,7 +12,7 @@ from penstock_server.facade.soft_prompts import fitting, read_soft_prompts
 from penstock_server.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from penstock import Engine, PromptEmbeds
+    from penstock import Engine, PromptEmbeds, SpareMemory
 
 
 class ServedEngine:
@@ -24,14 +24,17 @@ class ServedEngine:
         self._soft_prompts = soft_prompts or {}
 
     @classmethod
-    def of(cls, settings: Settings, is_patient: bool = True) -> ServedEngine:
-        """An engine that loads the model of the settings when it is started; is_patient: see load_engine().
+    def of(
+        cls, settings: Settings, is_patient: bool = True, spare: SpareMemory | None = None
+    ) -> ServedEngine:
+        """An engine that loads the model of the settings when it is started; is_patient, spare: see
+        load_engine().
         Soft prompts are read at once: nobody waits for a model to learn that a file is missing. Raises
         PenstockError."""
         soft_prompts = read_soft_prompts(settings)
 
         def load(report: Callable[[int, int], None]) -> Engine:
-            return fitting(load_engine(settings, report, is_patient=is_patient), soft_prompts)
+            return fitting(load_engine(settings, report, is_patient=is_patient, spare=spare), soft_prompts)
 
         return cls(AsyncEngine(load), soft_prompts)
 

@@ -12,13 +12,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from penstock import Engine
+from penstock import Engine, EngineConfig
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.rates import is_measurable
+from penstock.memory.spare_memory import SpareMemory
 from penstock.model.pooling.find_pooling import PoolingWish
 from penstock.model.registry import OpenModel, open_model
 from penstock.weights.checkpoints.checksums import Checksums, lines
-from penstock.weights.checkpoints.hub import find_model
+from penstock.weights.checkpoints.hub import find_config, find_model
 from penstock.weights.conversion.convert import convert
 from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.conversion.rounding import Rounding
@@ -66,14 +67,38 @@ def converted_copy(cache_dir: Path, repository: str) -> Path:
     return cache_dir / CONVERTED / repository
 
 
+def find_converted(cache_dir: Path, model: str) -> Path | None:
+    """The copy of a repository that `pull --convert` has made, if there is one."""
+    copy = converted_copy(cache_dir, model)
+    if not model or Path(model).exists() or not copy.is_dir():
+        return None
+    logger.info("%s is the converted copy in %s", model, copy)
+    return copy
+
+
+def _own_copy(settings: Settings) -> Path | None:
+    return None if settings.revision else find_converted(settings.cache_dir, settings.model)
+
+
 def find_folder(settings: Settings) -> Path:
     """The folder or GGUF file of the settings' model, fetched if need be; the copy of a repository that `pull
     --convert` has made, if there is one. Raises PenstockError."""
-    copy = converted_copy(settings.cache_dir, settings.model)
-    if settings.revision is None and copy.is_dir() and not Path(settings.model).exists():
-        logger.info("%s is the converted copy in %s", settings.model, copy)
-        return copy
-    return find_model(settings.model, settings.revision, settings.offline, settings.allow_pickle)
+    return _own_copy(settings) or find_model(
+        settings.model, settings.revision, settings.offline, settings.allow_pickle
+    )
+
+
+def find_config_folder(settings: Settings) -> Path:
+    """find_folder(), for who needs no weights: none are fetched. Raises PenstockError."""
+    return _own_copy(settings) or find_config(settings.model, settings.revision, settings.offline)
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    """The engine's settings, with the converted copy of the draft model, if there is one. Raises
+    ConfigError."""
+    config = settings.engine_config()
+    copy = find_converted(settings.cache_dir, config.draft_model or "")
+    return replace(config, draft_model=str(copy)) if copy else config
 
 
 def open_source(settings: Settings) -> OpenModel:
@@ -97,6 +122,7 @@ def load_engine(
     report: Callable[[int, int], None] | None = None,
     hardware: HardwareProfile | None = None,
     is_patient: bool = True,
+    spare: SpareMemory | None = None,
 ) -> Engine:
     """The engine that the settings describe. Raises PenstockError.
 
@@ -105,6 +131,7 @@ def load_engine(
     hardware: the machine for which the memory is planned; None: this machine as it is now.
     is_patient: wait until all layers that stay in memory are there; else the first step computes each as it
         arrives.
+    spare: memory of models that left.
     """
     progress = LoadProgress(f"loading {settings.model_names[0]}")
     if settings.convert_to is not None:
@@ -120,13 +147,16 @@ def load_engine(
         folder = find_folder(settings)
         # For a small model the disk is not measured, since measuring writes a file; a kept rate is used.
         hardware = hardware or profile(settings, folder, measures_disk=is_measurable(folder))
+        if spare is not None:
+            hardware = replace(hardware, free_ram_bytes=hardware.free_ram_bytes + spare.num_bytes)
         return Engine.load(
             folder,
-            settings.engine_config(),
+            engine_config(settings),
             report_progress=tell,
             hardware=hardware,
             cache_folder=settings.cache_dir,
             is_patient=is_patient,
+            spare=spare,
         )
     finally:
         progress.close()

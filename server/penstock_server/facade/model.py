@@ -50,11 +50,16 @@ class ServedModel:
     @property
     def task(self) -> str:
         """What the model is for: "generate", "embed" or "score"."""
-        if self.pooling is None:
-            return "generate"
-        return "score" if self.pooling.is_score else "embed"
+        return task_of(self.pooling)
 
     def room(self, form: FormedPrompt | None = None) -> int:
         """The most tokens of a prompt and its answer together, if the prompt has this form."""
         num_start = self.num_start_tokens + (len(form.answer_start) if form is not None else 0)
         return self.max_model_len - num_start
+
+
+def task_of(pooling: PoolingSpec | None) -> str:
+    """What a model is for that makes vectors or scores so; None: it writes."""
+    if pooling is None:
+        return "generate"
+    return "score" if pooling.is_score else "embed"

@@ -20,6 +20,7 @@ from penstock.spec import ModelFootprint, ModelSpec
 from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock_server.facade.loading import find_folder
 from penstock_server.facade.machine import profile
+from penstock_server.facade.model import task_of
 from penstock_server.settings.settings import Settings
 
 #: Memory that no model needs.
@@ -41,6 +42,8 @@ class ModelNeeds:
     vocab_size: int = 0
     #: Tokens of the model's own context.
     max_position_embeddings: int = 0
+    #: As ServedModel has it.
+    task: str = "generate"
 
 
 @dataclass(frozen=True)
@@ -60,15 +63,16 @@ def survey(each: Sequence[Settings], pinned: Collection[int]) -> Survey:
     hardware = profile(each[0], None, measures_disk=False)
     budget = Budgets(hardware, each[0].engine_config()).host
     sizes = [_size(settings) for settings in each]
-    needs = tuple(_needs(spec, size, hardware, config, budget) for spec, size, config in sizes)
-    for index, ((_, size, config), settings) in enumerate(zip(sizes, each, strict=True)):
+    needs = tuple(_needs(*of_model, hardware, budget) for of_model in sizes)
+    for index, ((_, size, config, _), settings) in enumerate(zip(sizes, each, strict=True)):
         left = budget - sum(needs[other].resident_bytes for other in pinned if other != index)
         _check(settings.model_names[0], config, size, hardware, left)
     return Survey(budget, needs)
 
 
-def _size(settings: Settings) -> tuple[ModelSpec, ModelFootprint, EngineConfig]:
-    """What a model is and takes, and its config as loading it will have it. Raises PenstockError."""
+def _size(settings: Settings) -> tuple[ModelSpec, ModelFootprint, EngineConfig, str]:
+    """What a model is and takes, its config as loading it will have it, and its task. Raises
+    PenstockError."""
     # A share of the memory is given to each model that is loaded, so none stays partly on disk by default.
     config = with_adapter_bytes(replace(settings, host_memory=_ENDLESS).engine_config())
     opened = open_model(
@@ -84,11 +88,17 @@ def _size(settings: Settings) -> tuple[ModelSpec, ModelFootprint, EngineConfig]:
     spec = opened.spec
     if opened.pooling is not None:
         config = pooling_config(config, spec, opened.pooling)
-    return spec, footprint(spec, opened.store.tensors, spec.kv_layout(settings.kv_dtype)), config
+    size = footprint(spec, opened.store.tensors, spec.kv_layout(settings.kv_dtype))
+    return spec, size, config, task_of(opened.pooling)
 
 
 def _needs(
-    spec: ModelSpec, size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig, budget: int
+    spec: ModelSpec,
+    size: ModelFootprint,
+    config: EngineConfig,
+    task: str,
+    hardware: HardwareProfile,
+    budget: int,
 ) -> ModelNeeds:
     """On a GPU, a model takes the whole room: its layers are spread over both memories."""
     plan = _plan(size, hardware, _roomy(config))
@@ -100,6 +110,7 @@ def _needs(
         spec.hidden_size,
         spec.vocab_size,
         spec.max_position_embeddings,
+        task,
     )
 
 

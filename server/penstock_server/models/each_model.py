@@ -9,6 +9,7 @@ from pathlib import Path
 from penstock.errors import ConfigError
 from penstock_server.facade.model_folders import models_in
 from penstock_server.settings.settings import Settings
+from penstock_server.settings.speculative_config import SpeculativeConfig
 
 #: Settings that say something of one model.
 _OF_ONE = (
@@ -52,7 +53,8 @@ def _models(settings: Settings) -> Iterator[Settings]:
 
 def _check(settings: Settings, names: list[str]) -> None:
     for setting in _OF_ONE:
-        if getattr(settings, setting):
+        value = getattr(settings, setting)
+        if value and not (isinstance(value, SpeculativeConfig) and not value.is_of_one_model):
             flag = "--" + setting.replace("_", "-")
             raise ConfigError(f"{flag} is about one model, and these are {len(names)}: leave it out")
     for name in names:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from penstock import EngineStatus
+from penstock import EngineStatus, SpareMemory
 from penstock.errors import ConfigError, EngineDead, EngineStopped, PenstockError
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.needs import Survey, survey
@@ -30,12 +31,13 @@ class ModelPool(ServedModels):
         look: Callable[[], Survey],
         keep_alive_s: float = math.inf,
         max_waiting: int = 1024,
+        spare: SpareMemory | None = None,
     ) -> None:
         """models: the first one is loaded at the start, and so are the pinned ones. look() looks at the files
-        of all, on another thread. keep_alive_s, max_waiting: see ModelScheduler."""
+        of all, on another thread. keep_alive_s, max_waiting, spare: see ModelScheduler."""
         super().__init__(models)
         self._look = look
-        self.model_scheduler = ModelScheduler(self.models, keep_alive_s, max_waiting, self._die)
+        self.model_scheduler = ModelScheduler(self.models, keep_alive_s, max_waiting, self._die, spare)
         self._status = EngineStatus("loading", 0, 0)
         self._settled, self._ended = asyncio.Event(), asyncio.Event()
         self._beginning: asyncio.Task[None] | None = None
@@ -117,15 +119,17 @@ def served_models(settings: Settings) -> ServedModels:
             "adapters that are loaded at run time go with their model: leave out --keep-alive or "
             "--allow-runtime-lora-updating"
         )
-    models = [_pooled(own, own.model_names[0] in settings.pin) for own in each]
+    spare = SpareMemory()
+    models = [_pooled(own, own.model_names[0] in settings.pin, spare) for own in each]
     pinned = [index for index, model in enumerate(models) if model.is_pinned]
     keep_alive_s = math.inf if settings.keep_alive is None else settings.keep_alive
-    return ModelPool(models, lambda: survey(each, pinned), keep_alive_s, settings.max_queued_seqs)
+    look = functools.partial(survey, each, pinned)
+    return ModelPool(models, look, keep_alive_s, settings.max_queued_seqs, spare)
 
 
-def _pooled(settings: Settings, is_pinned: bool) -> PooledModel:
+def _pooled(settings: Settings, is_pinned: bool, spare: SpareMemory) -> PooledModel:
     def make(host_bytes: int, is_patient: bool) -> ServedEngine:
-        return ServedEngine.of(replace(settings, host_memory=host_bytes), is_patient)
+        return ServedEngine.of(replace(settings, host_memory=host_bytes), is_patient, spare)
 
     return PooledModel(
         settings.model_names, make, aliases=(settings.model,), is_pinned=is_pinned, adapters=settings.adapters

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
+from penstock import SpareMemory
 from penstock.errors import EngineDead, PenstockError, QueueFull, QueueTimeout
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.models.pooled_model import ModelInUse, PooledModel
@@ -43,13 +44,15 @@ class ModelScheduler:
         keep_alive_s: float,
         max_waiting: int,
         die: Callable[[EngineDead], None],
+        spare: SpareMemory | None = None,
     ) -> None:
         """max_waiting: the most requests that wait for models. die() is called with the error of an engine
-        that ended by itself."""
+        that ended by itself. spare: where models that leave leave their memory for those that come."""
         self._models = models
         self._keep_alive_s = keep_alive_s
         self._max_waiting = max_waiting
         self._die = die
+        self._spare = spare or SpareMemory()
         #: Host memory of all models together; known once their files were looked at.
         self.budget_bytes = 0
         self._tickets: list[_Ticket] = []
@@ -171,6 +174,8 @@ class ModelScheduler:
             logger.error("%s could not be loaded: %s", wanted.name, error)
             self._refuse(wanted, error)
         finally:
+            left = self._num_free if wanted is not None else 0
+            asyncio.get_running_loop().run_in_executor(None, self._spare.keep, left)
             self._is_moving = False
             self.advance()
 
@@ -201,10 +206,14 @@ class ModelScheduler:
         logger.info("%s takes requests after %.1f s", model.name, model.load_s)
         self._begin(self._watch(model, engine))
 
+    @property
+    def _num_free(self) -> int:
+        """Bytes of the budget that no model has."""
+        return self.budget_bytes - sum(model.used_bytes for model in self._models)
+
     def _allotment(self, model: PooledModel) -> int:
-        free = self.budget_bytes - sum(other.used_bytes for other in self._models)
         away = [other for other in self._models if other.engine is None and other is not model]
-        return allotment(model.resident_bytes, free, [other.resident_bytes for other in away])
+        return allotment(model.resident_bytes, self._num_free, [other.resident_bytes for other in away])
 
     async def _watch(self, model: PooledModel, engine: ServedEngine) -> None:
         try:

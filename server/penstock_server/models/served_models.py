@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock import EngineStatus
 from penstock_server.facade.engine import ServedEngine
@@ -21,6 +21,8 @@ class ServedModels(ABC):
 
     def __init__(self, models: Sequence[PooledModel]) -> None:
         self.models = tuple(models)
+        #: Gets the name of a model that a request could not have, and the code of the error.
+        self.count_refused: Callable[[str, str], None] = lambda name, reason: None
 
     @property
     def names(self) -> tuple[str, ...]:

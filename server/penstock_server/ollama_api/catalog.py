@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Depends
 
 from penstock_server.facade.model import ServedModel
+from penstock_server.facade.needs import ModelNeeds
 from penstock_server.models.pooled_model import PooledModel, engine_of
 from penstock_server.models.served_models import ServedModels, raise_while_loading
 from penstock_server.ollama_api.any_content_type import JsonRoute
@@ -120,7 +121,7 @@ class CatalogRoutes:
             template=seen.tokenizer.tool_template if seen and has_template else "{{ .Prompt }}",
             details=_details(architecture),
             model_info=info,
-            capabilities=_capabilities(seen),
+            capabilities=_capabilities(seen, needs),
             modified_at=self._since,
         )
 
@@ -133,7 +134,7 @@ class CatalogRoutes:
             size=weight_bytes(engine_of(model).loaded.plan()) if known_bytes is None else known_bytes,
             digest=hashlib.sha256(name.encode()).hexdigest(),
             details=_details(self._architecture(model) or ""),
-            capabilities=_capabilities(self._seen(model)),
+            capabilities=_capabilities(self._seen(model), model.needs),
         )
 
     def _seen(self, model: PooledModel) -> ServedModel | None:
@@ -156,9 +157,10 @@ def _details(family: str) -> Details:
     )
 
 
-def _capabilities(model: ServedModel | None) -> list[str]:
-    if model is not None and model.pooling is not None:
-        return ["embedding"] if model.task == "embed" else []
+def _capabilities(model: ServedModel | None, needs: ModelNeeds | None) -> list[str]:
+    known = model or needs
+    if known is not None and known.task != "generate":
+        return ["embedding"] if known.task == "embed" else []
     found = ["completion"]
     if model is None:
         return found

@@ -75,9 +75,9 @@ class OllamaRoutes(GenerationRoutes):
 
     async def _load(self, body: GeneratingRequest, request: Request) -> str:
         """Loads the model for a request that asks for nothing else, or lets the model go if the request keeps
-        it for no time. Returns which, in Ollama's words."""
+        it for no time; a pinned model stays. Returns which, in Ollama's words."""
         model = known_model(self._models, known_name(body.model, self._models))
-        if body.keep_alive_s == 0 and self._models.swaps:
+        if body.keep_alive_s == 0 and self._models.swaps and not model.is_pinned:
             self._models.retire(model)
             return "unload"
         await self._ready(body, request)

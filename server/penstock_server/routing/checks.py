@@ -7,11 +7,12 @@ from typing import Annotated
 
 from fastapi import Header, Request
 
+from penstock.errors import DeadlineExceeded, QueueFull, QueueTimeout
 from penstock_server.answers.streaming import unless_disconnected
 from penstock_server.facade.loaded_engine import LoadedEngine
 from penstock_server.models.pooled_model import ModelInUse, PooledModel, engine_of
 from penstock_server.models.served_models import ServedModels, raise_while_loading
-from penstock_server.protocol.errors import ApiError, unavailable
+from penstock_server.protocol.errors import ApiError, api_error, unavailable
 from penstock_server.settings.settings import Settings
 from penstock_server.telemetry.request_info import current_request
 
@@ -36,8 +37,7 @@ async def use_model(
     if model.is_ready or not models.swaps:
         used = await models.use(model, keep_alive_s)
     else:
-        limit_s = None if info is None else info.left_s
-        used = await unless_disconnected(request.receive, models.use(model, keep_alive_s, limit_s))
+        used = await unless_disconnected(request.receive, _wait(models, model, keep_alive_s))
     used.choose(name)
     if info is None:
         used.close()  # nobody would; a model that stays loaded does not mind
@@ -47,11 +47,25 @@ async def use_model(
     return used
 
 
+async def _wait(models: ServedModels, model: PooledModel, keep_alive_s: float | None) -> ModelInUse:
+    """ServedModels.use(), within the request's time. Raises DeadlineExceeded if the time for the whole
+    request ends first."""
+    info = current_request.get()
+    try:
+        return await models.use(model, keep_alive_s, None if info is None else info.left_s)
+    except (QueueFull, QueueTimeout, ApiError) as error:
+        if isinstance(error, QueueTimeout) and info is not None and info.limits.total_ends_first:
+            raise DeadlineExceeded(f"{model.name} could not be loaded before its time was up") from None
+        models.count_refused(model.name, str(api_error(error).code))
+        raise
+
+
 def known_model(models: ServedModels, name: str | None) -> PooledModel:
     """Raises 404 for a name that this server does not have."""
     if (model := models.find(name)) is not None:
         return model
-    message = f"There is no model {name!r} here; this server has {' and '.join(models.names)}."
+    names = [*models.names, *(adapter for model in models.models for adapter in model.adapters)]
+    message = f"There is no model {name!r} here; this server has {' and '.join(names)}."
     raise ApiError(404, message, code="model_not_found", param="model")
 
 

@@ -224,7 +224,9 @@ class Settings:
         parse=parse_bytes,
         metavar="SIZE",
     )
-    kv_dtype: KVDtype = engine_setting("kv_dtype", "storage of keys and values")
+    kv_dtype: KVDtype = engine_setting(
+        "kv_dtype", "storage of keys and values; int8 has a scale for each head of each token"
+    )
     block_size: int = engine_setting("block_size", "tokens per block of keys and values, a multiple of 16")
     resident_layers: int | None = engine_setting(
         "num_resident_layers",

@@ -60,6 +60,11 @@ class SpeculativeConfig:
     is_mtp: bool = False
     is_planes: bool = False
 
+    @property
+    def is_of_one_model(self) -> bool:
+        """Whether it names what belongs to one model: a draft model, or what came with the model."""
+        return self.model is not None or self.is_mtp or self.is_planes
+
     @classmethod
     def parse(cls, text: str) -> SpeculativeConfig:
         """From JSON. A key that asks for nothing (null, false) is honoured whatever its name. Raises

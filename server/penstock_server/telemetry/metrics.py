@@ -78,6 +78,7 @@ class RequestMetrics:
         #: By the first names of the models.
         self._of = {model.name: self._of_model(model.name) for model in models.models}
         self._first = models.models[0].name
+        models.count_refused = lambda name, reason: self.of(name).count_rejected(reason)
 
     def _counter(self, name: str, text: str, label: str) -> Counter:
         return Counter(f"vllm:{name}", text, [*vllm_labels(""), label], registry=self.registry)

@@ -41,6 +41,10 @@ class TimeLimits:
     queue_s: float | None = None
     total_s: float | None = None
 
+    @property
+    def total_ends_first(self) -> bool:
+        return self.total_s is not None and (self.queue_s is None or self.total_s <= self.queue_s)
+
 
 @dataclass
 class RequestInfo:

@@ -22,7 +22,7 @@ class ToolPrompt:
     @property
     def shown_tools(self) -> list[dict[str, Any]] | None:
         """The tools for the chat template; None if there are none, or if the template shows no tools."""
-        has_tools = self.functions and self.style.is_native
+        has_tools = self.functions and self.style.is_native and not self.style.example
         return templates.template_tools(self.functions) if has_tools else None
 
     def messages(self, messages: list[TemplateMessage]) -> list[TemplateMessage]:
@@ -35,11 +35,11 @@ class ToolPrompt:
     def description(self) -> str:
         """The text that describes the tools to the model; "" if the template shows them, or there are
         none."""
-        if not self.functions or self.style.is_native:
+        if not self.functions or (self.style.is_native and not self.style.example):
             return ""
         match self.mode:
             case "named":
                 return templates.describe(self.functions, self.functions[0])
             case "required":
                 return templates.describe(self.functions, "calls" if self.is_parallel else "call")
-        return templates.describe(self.functions, "no")
+        return templates.describe(self.functions, "no", self.style.example)

@@ -65,7 +65,8 @@ class Reasoning:
         a call begins; None: there are no calls, or they stay in the text. functions: their names."""
         if self.format == "harmony":
             return HarmonyParser(inner, None if call_marker is None else functions)
-        ends = (call_marker,) if call_marker else ()
+        # Models that think between these tags forget the closer at times, before a call.
+        ends = (call_marker,) if call_marker and self.format == "think" else ()
         return ThinkingParser(inner, *MARKERS[self.format], self.is_open, ends)
 
     def _is_special(self, marker: str) -> bool:

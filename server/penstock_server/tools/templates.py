@@ -24,9 +24,9 @@ from penstock_server.tools.parsers import (
     TOOL_CALL_END,
     TOOL_CALLS,
 )
-from penstock_server.tools.parsing.deepseek import CALLS_BEGIN
+from penstock_server.tools.parsing.deepseek import CALLS_BEGIN, example_call
 from penstock_server.tools.parsing.harmony import CHANNEL, START
-from penstock_server.tools.parsing.xml_calls import MINIMAX
+from penstock_server.tools.parsing.xml_calls import MINIMAX, SEED
 
 #: A message as a template gets it.
 TemplateMessage = dict[str, Any]
@@ -38,6 +38,7 @@ _FOREIGN = ("<function=", "<invoke", "<tool_calls>")
 _OWN_MARKS: dict[str, ParserName] = {
     "<arg_key>": "glm45",
     MINIMAX: "minimax_m2",
+    SEED: "seed_oss",
     "<parameter=": "qwen3_coder",
     CALLS_BEGIN: "deepseek_v3",
 }
@@ -51,10 +52,12 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 class ToolStyle:
     #: The parser of the model's calls; None: calls stay in the text.
     parser: ParserName | None
-    #: Whether the chat template itself shows tools.
+    #: Whether the chat template itself shows calls and results.
     is_native: bool
     #: Whether the template writes arguments as they are, so that they must be texts.
     takes_text: bool = False
+    #: How a model is asked to write a call, where the chat template shows calls and no tools.
+    example: str = ""
 
 
 def detect_style(template: str, choice: ParserChoice) -> ToolStyle:
@@ -65,8 +68,10 @@ def detect_style(template: str, choice: ParserChoice) -> ToolStyle:
     is_native = shows_tools and format is not None
     if format == "none":
         return ToolStyle(None, is_native)
-    takes_text = is_native and format == "deepseek_v3" and not _WRITES_JSON.search(template)
-    return ToolStyle(format if is_native else "hermes", is_native, takes_text)
+    takes_text = format == "deepseek_v3" and not _WRITES_JSON.search(template)
+    if format == "deepseek_v3" and not shows_tools and CALLS_BEGIN in template:
+        return ToolStyle(format, True, takes_text, example_call(is_fenced="```json" in template))
+    return ToolStyle(format if is_native else "hermes", is_native, is_native and takes_text)
 
 
 def _format_of(template: str) -> ParserName | None:
@@ -168,8 +173,11 @@ def _parsed(arguments: str) -> Any:
 _EXAMPLE = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 
 
-def describe(tools: Sequence[Function], forced: Literal["no", "calls", "call"] | Function) -> str:
-    """The text that describes the tools to the model, and how to call them."""
+def describe(
+    tools: Sequence[Function], forced: Literal["no", "calls", "call"] | Function, example: str = ""
+) -> str:
+    """The text that describes the tools to the model, and how to call them: as in `example`, or, without one,
+    in Hermes' format."""
     lines = [json.dumps(each["function"], ensure_ascii=False) for each in template_tools(tools)]
     match forced:
         case Function(name=name):
@@ -178,6 +186,11 @@ def describe(tools: Sequence[Function], forced: Literal["no", "calls", "call"] |
             how = f"Answer with a JSON list of calls and nothing else, for example:\n[{_FORCED_EXAMPLE}]"
         case "call":
             how = f"Answer with one call as JSON and nothing else, for example:\n{_FORCED_EXAMPLE}"
+        case _ if example:
+            how = (
+                "To call one, write its name and arguments in this form, and stop after the last call:\n"
+                f"{example}\nAnswer in plain text where no tool is needed."
+            )
         case _:
             how = (
                 "To call one, write its name and arguments as JSON between tags, and stop after the last "

@@ -29,7 +29,15 @@ from penstock_server.tools.parsers import (
 from penstock_server.tools.parsing.deepseek import CALLS_BEGIN, DeepSeekParser
 from penstock_server.tools.parsing.harmony import CHANNEL, HarmonyParser
 from penstock_server.tools.parsing.thinking import PlainParser
-from penstock_server.tools.parsing.xml_calls import GLM45, MINIMAX, MINIMAX_M2, QWEN3_CODER, XmlParser
+from penstock_server.tools.parsing.xml_calls import (
+    GLM45,
+    MINIMAX,
+    MINIMAX_M2,
+    QWEN3_CODER,
+    SEED,
+    SEED_OSS,
+    XmlParser,
+)
 from penstock_server.tools.prompting import ToolPrompt
 from penstock_server.tools.reasoning import Reasoning
 
@@ -41,13 +49,19 @@ _MARKERS: dict[ParserName, str] = {
     "minicpm5": FUNCTION,
     "glm45": TOOL_CALL,
     "qwen3_coder": TOOL_CALL,
+    "seed_oss": SEED,
     "minimax_m2": MINIMAX,
     "deepseek_v3": CALLS_BEGIN,
     "harmony": CHANNEL,
 }
 
 
-_XML_FORMATS = {"glm45": GLM45, "qwen3_coder": QWEN3_CODER, "minimax_m2": MINIMAX_M2}
+_XML_FORMATS = {
+    "glm45": GLM45,
+    "qwen3_coder": QWEN3_CODER,
+    "seed_oss": SEED_OSS,
+    "minimax_m2": MINIMAX_M2,
+}
 
 
 @dataclass(frozen=True)
@@ -110,7 +124,7 @@ class ToolUse:
             case "auto", "harmony":
                 # Harmony's calls are found where its channels are read.
                 return PlainParser() if self.reasoning else HarmonyParser(PlainParser(), names)
-            case "auto", ("glm45" | "qwen3_coder" | "minimax_m2") as name:
+            case "auto", ("glm45" | "qwen3_coder" | "seed_oss" | "minimax_m2") as name:
                 return XmlParser(_XML_FORMATS[name], self.prompt.functions)
         return None
 

@@ -168,6 +168,7 @@ export const CHINESE = {
   cannotBeReached: "无法连接",
   needsKey: "需要密钥",
   notReady: "未就绪",
+  notLoaded: "未加载，提问时加载",
   noKeyNoView: "没有密钥，看不到机器的运行情况",
   nothingKnown: "目前得不到机器的任何信息",
 

@@ -169,6 +169,7 @@ export const ENGLISH = {
   cannotBeReached: "can't be reached",
   needsKey: "needs a key",
   notReady: "not ready",
+  notLoaded: "not loaded; a question loads it",
   noKeyNoView: "No key, no view of the machine",
   nothingKnown: "Nothing is known of the machine now",
 

@@ -20,16 +20,21 @@ export class Machine {
   #readings = new Readings(byId("readings"));
   #onState;
   #onModels;
+  #chosen;
   #steps = 0;
   #delay = BUSY_MS;
   #wake = null;
   #isKnown = false;
   #refusedKey = null; // the key in use when the reader cancelled the dialog
 
-  /** onState(name, words) comes with each change, onModels([{id, max_model_len}]) once the server is ready. */
-  constructor(onState, onModels) {
+  /**
+   * onState(name, words) comes with each change, onModels([{id, max_model_len}]) once the server is ready.
+   * chosen(): the name of the model to watch; null: not known yet.
+   */
+  constructor(onState, onModels, chosen) {
     this.#onState = onState;
     this.#onModels = onModels;
+    this.#chosen = chosen;
   }
 
   /** Never returns. */
@@ -40,6 +45,12 @@ export class Machine {
       else await this.#look();
       await this.#sleep(document.hidden ? Infinity : this.#delay);
     }
+  }
+
+  /** Another model was chosen. */
+  forget() {
+    this.#isKnown = false;
+    this.wake();
   }
 
   /** Asks at once, because something begins. */
@@ -63,10 +74,15 @@ export class Machine {
     this.#refusedKey = null;
     try {
       if (!this.#isKnown && !(await this.#learn())) return;
-      this.#show(await whenAllowed(() => get("v1/engine/stats")));
+      this.#show(await whenAllowed(() => this.#ask("v1/engine/stats")));
     } catch (error) {
       this.#lose(error);
     }
+  }
+
+  #ask(path) {
+    const name = this.#chosen();
+    return get(name === null ? path : `${path}?model=${encodeURIComponent(name)}`);
   }
 
   /** Finds out which model is served; false while the server can't tell. */
@@ -87,8 +103,8 @@ export class Machine {
     if (now.status !== "ok") throw new Error(words("engineIs", { state: now.status }));
     const models = await whenAllowed(() => get("v1/models"));
     this.#onModels(models.data); // a choice, also while none of several models is loaded
-    const plan = await get("v1/plan");
-    const stats = await get("v1/engine/stats");
+    const plan = await this.#ask("v1/plan");
+    const stats = await this.#ask("v1/engine/stats");
     this.#readings.plan(plan, Object.keys(stats.links));
     this.#strip.plan(plan);
     byId("ledger-toggle").hidden = false;
@@ -112,13 +128,15 @@ export class Machine {
 
   #lose(error) {
     this.#isKnown = false;
+    const isUnloaded = error.code === "model_not_loaded";
     const reason = { 0: "cannotBeReached", 401: "needsKey" }[error.status] ?? "notReady";
     this.#strip.clear(words(error.status === 401 ? "noKeyNoView" : "nothingKnown"));
     this.#readings.clear();
     byId("machine-rate").textContent = "";
     byId("ledger").hidden = byId("ledger-toggle").hidden = true;
     byId("ledger-toggle").setAttribute("aria-expanded", "false");
-    this.#onState(error.status === 401 ? "locked" : "away", words(reason));
+    if (isUnloaded) this.#onState("ready", words("notLoaded"));
+    else this.#onState(error.status === 401 ? "locked" : "away", words(reason));
     // A cancelled dialog does not come back by itself.
     if (error.status === 401) this.#refusedKey = apiKey();
     this.#delay = error.status === 401 ? Infinity : Math.min(AWAY_MS, Math.max(1000, 1.5 * this.#delay));

@@ -32,13 +32,17 @@ class Page {
   #view = null;
   #running = new Map(); // conversation id -> {conversation, controller, reason, savedAt}
   #list = new ConversationList(this, byId("list"));
-  #models = new Models(() => this.#modelChanged());
+  #models = new Models(() => {
+    this.#modelChanged();
+    this.#machine.forget();
+  });
   #attachments = new Attachments((sentence) => this.warn(sentence));
   #pending = false;
   #panels = new Panels();
   #machine = new Machine(
     (state, sentence) => this.#showState(state, sentence),
     (models) => this.#showModels(models),
+    () => this.modelName(),
   );
 
   start() {

@@ -51,6 +51,10 @@ def test_a_shape_is_written_once_and_measured(tmp_path: Path, capsys: pytest.Cap
     (line,) = capsys.readouterr().out.splitlines()
     assert len(json.loads(line)["steps"]) == 2
     assert folder.stat().st_mtime_ns == written
+    copy = tmp_path / "models" / "owner" / "name"  # as `pull --convert` leaves it
+    copy.parent.mkdir(parents=True)
+    copy.symlink_to(folder)
+    assert cli.main(["bench", "owner/name", "--offline", "--no-prompt", *flags[3:]]) == 0
 
 
 def test_what_guesses_gave(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

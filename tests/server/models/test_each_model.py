@@ -10,6 +10,9 @@ import pytest
 from penstock.errors import ConfigError
 from penstock_server.models.each_model import each_model
 from penstock_server.settings.settings import Settings
+from penstock_server.settings.speculative_config import SpeculativeConfig
+
+MTP = SpeculativeConfig.parse('{"method": "mtp"}')
 
 
 def names(**settings: Any) -> list[str]:
@@ -32,6 +35,11 @@ def test_a_folder_of_models(folder: Path) -> None:
     assert names(models=(str(folder / "b"), "org/other")) == ["b", "org/other"]
 
 
+def test_guesses_out_of_texts_are_for_all_models() -> None:
+    config = SpeculativeConfig.parse('{"method": "ngram"}')
+    assert names(models=("a", "b"), speculative_config=config) == ["a", "b"]
+
+
 def test_a_model_is_no_folder_of_models(folder: Path) -> None:
     assert names(model=str(folder / "b")) == ["b"]
     assert names(model=str(folder / "empty")) == ["empty"], "opening it tells what is missing"
@@ -44,6 +52,7 @@ def test_a_model_is_no_folder_of_models(folder: Path) -> None:
         ({"models": ("a", "a")}, "two of the models have the name 'a'"),
         ({"models": ("a", "b"), "served_model_name": ("c",)}, "--served-model-name is about one model"),
         ({"models": ("a", "b"), "draft_model": "c"}, "--draft-model is about one"),
+        ({"models": ("a", "b"), "speculative_config": MTP}, "--speculative-config is about one"),
         ({"models": ("a", "b"), "pin": ("c",)}, "--pin c.*these are a, b"),
         ({"models": ("a", "b"), "model": "c"}, "leave one of the two out"),
         ({"model": "a", "pin": ("a",)}, "--pin is for one of several"),

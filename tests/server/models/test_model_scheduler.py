@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock import SpareMemory
 from penstock.errors import EngineDead, QueueFull, QueueTimeout
 from penstock_server.models.model_pool import ModelPool
 from penstock_server.models.pooled_model import ModelInUse
@@ -142,6 +143,18 @@ async def test_keep_alive() -> None:
         pool.retire(pool.models[0])
         await settle()
         assert not pool.models[0].is_ready
+
+
+async def test_memory_of_models_that_left_stays_for_others_and_goes_back_at_rest() -> None:
+    fakes, spare = Fakes(), SpareMemory()
+    spare.take("layers", 1 << 20)  # and is left at once
+    async with running(fakes.pool("a", "b", room=3, keep_alive_s=0.0, spare=spare)) as pool:
+        given = await ask(pool, "b")
+        await settle()
+        assert spare.num_bytes == SIZE, "as much as the budget has room for"
+        given.close()
+        while spare.num_bytes:  # another thread gives it back
+            await asyncio.sleep(0.001)
 
 
 async def test_a_model_that_leaves_takes_no_request() -> None:

@@ -41,7 +41,7 @@ def test_how_a_text_is_read_follows_from_the_fields_type() -> None:
         ("max_num_seqs", parse_int, None),
         ("num_threads", parse_int, None),
         ("strict_plan", parse_bool, None),
-        ("kv_dtype", str, ("float16", "float32")),
+        ("kv_dtype", str, ("float16", "float32", "int8")),
     ):
         metadata = fields()[name].metadata
         assert (metadata["parse"], metadata["choices"]) == (parse, choices)

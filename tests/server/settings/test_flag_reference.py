@@ -18,4 +18,4 @@ def test_the_readme_is_up_to_date() -> None:
 
 def test_a_row() -> None:
     assert "| `--port N` | port to listen on; 0 takes a free one (default: 8000) |" in flag_tables()
-    assert "| `--kv-dtype float16, float32` |" in flag_tables()
+    assert "| `--kv-dtype float16, float32, int8` |" in flag_tables()

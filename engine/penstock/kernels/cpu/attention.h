@@ -8,7 +8,15 @@ typedef struct {
     const float *k, *v;
     int64_t k_stride, v_stride, num_tokens, tokens_per_task;
     const int64_t *slot_mapping;
+    atomic_bool *has_clamped; /* set where float16 can't hold a number */
 } kv_write;
+
+/* Whether float16 can't hold one of these numbers. A plain loop, which GCC vectorizes. */
+INLINE bool exceeds_half(const float *x, int64_t d) {
+    int32_t found = 0;
+    for (int64_t i = 0; i < d; i++) found |= (x[i] > 65504.0f) | (x[i] < -65504.0f);
+    return found;
+}
 
 /* One head's keys of a token lie `stride` apart, its values side by side. */
 INLINE void write_halves(const float *k, const float *v, uint16_t *k_out, uint16_t *v_out, int64_t d, int64_t stride) {
@@ -22,18 +30,49 @@ INLINE void write_halves(const float *k, const float *v, uint16_t *k_out, uint16
     for (; i < d; i++) k_out[i * stride] = float_to_half(k[i]), v_out[i] = float_to_half(v[i]);
 }
 
+/* A vector's integers, `stride` apart, and its scale: quantize_kv() of reference.py. */
+INLINE void write_int8(const float *x, int8_t *codes, int64_t stride, uint16_t *scale, int64_t d) {
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds half to even */
+    int32_t largest = 0, bits;       /* the bits have the order of the numbers; NaN is the largest */
+    for (int64_t i = 0; i < d; i++) largest = MAX(largest, bits_of(x[i]) & 0x7fffffff);
+    float s;
+    memcpy(&s, &largest, 4);
+    const bool is_number = s < INFINITY;
+    s /= 127.0f;
+    bits = s < 1.17549435e-38f ? 0 : is_number ? (bits_of(s) + 0xffff) & ~0xffff : 0x7fc00000;
+    memcpy(&s, &bits, 4);
+    *scale = (uint16_t)(bits >> 16);
+    const float divisor = s > 0.0f ? s : INFINITY;
+    const int32_t magic_bits = bits_of(magic), kept = is_number ? 0xff : 0;
+    for (int64_t i = 0; i < d; i++) codes[i * stride] = (int8_t)((bits_of(x[i] / divisor + magic) - magic_bits) & kept);
+}
+
+/* A token's head: integers as they lie with the other forms, and the scales behind all integers of the block's head. */
+INLINE void write_int8_head(const kv_write *c, int64_t block, int64_t offset, int64_t head, const float *k, const float *v) {
+    const int64_t d = c->kv.head_dim, bs = c->kv.block_size;
+    const int64_t base = (block * c->kv.num_kv_heads + head) * (d + scale_size(FORM_INT8)) * bs;
+    int8_t *keys = (int8_t *)c->kv.k_cache + base, *values = (int8_t *)c->kv.v_cache + base;
+    write_int8(k, keys + offset, bs, (uint16_t *)(keys + d * bs) + offset, d);
+    write_int8(v, values + offset * d, 1, (uint16_t *)(values + d * bs) + offset, d);
+}
+
 INLINE void write_kv_head(const kv_write *c, int64_t token, int64_t head) {
     const int64_t d = c->kv.head_dim, bs = c->kv.block_size;
     const int64_t block = c->slot_mapping[token] / bs, offset = c->slot_mapping[token] % bs;
     const int64_t base = (block * c->kv.num_kv_heads + head) * d * bs;
     const float *k = c->k + token * c->k_stride + head * d, *v = c->v + token * c->v_stride + head * d;
-    if (!c->kv.v_cache) { /* with a latent, keys alone */
+    const bool is_half = c->kv.form == FORM_HALF;
+    if (is_half && (exceeds_half(k, d) || (c->kv.v_cache && exceeds_half(v, d))))
+        atomic_store_explicit(c->has_clamped, true, memory_order_relaxed);
+    if (c->kv.form == FORM_INT8) {
+        write_int8_head(c, block, offset, head, k, v);
+    } else if (!c->kv.v_cache) { /* with a latent, keys alone */
         uint16_t *halves = (uint16_t *)c->kv.k_cache + base + offset;
         float *floats = (float *)c->kv.k_cache + base + offset;
         for (int64_t i = 0; i < d; i++)
-            if (c->kv.is_half) halves[i * bs] = float_to_half(k[i]);
+            if (is_half) halves[i * bs] = float_to_half(k[i]);
             else floats[i * bs] = k[i];
-    } else if (c->kv.is_half) {
+    } else if (is_half) {
         uint16_t *k_out = (uint16_t *)c->kv.k_cache + base + offset, *v_out = (uint16_t *)c->kv.v_cache + base + offset * d;
         write_halves(k, v, k_out, v_out, d, bs);
     } else {
@@ -51,16 +90,19 @@ static void write_kv_task(void *context, int64_t task) {
         for (int64_t token = begin; token < end; token++) write_kv_head(c, token, head);
 }
 
-EXPORT void penstock_write_kv(const float *k, int64_t k_stride, const float *v, int64_t v_stride, int64_t num_tokens,
-                              const int64_t *slot_mapping, void *k_cache, void *v_cache, int is_half,
-                              int64_t num_kv_heads, int64_t head_dim, int64_t block_size) {
+/* Returns whether a number was too large for float16 and became the largest float16. */
+EXPORT int penstock_write_kv(const float *k, int64_t k_stride, const float *v, int64_t v_stride, int64_t num_tokens,
+                             const int64_t *slot_mapping, void *k_cache, void *v_cache, int form,
+                             int64_t num_kv_heads, int64_t head_dim, int64_t block_size) {
     /* A block's tokens together, but tasks for all threads. */
     const int64_t share = num_tokens / (2 * (atomic_load(&pool.num_wanted) + 1));
     const int64_t tokens_per_task = MAX(1, MIN(block_size, share));
-    kv_write c = {{k_cache, v_cache, is_half, num_kv_heads, head_dim, block_size, 0, 0, 0}, k, v, k_stride, v_stride,
-                  num_tokens, tokens_per_task, slot_mapping};
+    atomic_bool has_clamped = false;
+    kv_write c = {{k_cache, v_cache, (kv_form)form, num_kv_heads, head_dim, block_size, 0, 0, 0}, k, v, k_stride, v_stride,
+                  num_tokens, tokens_per_task, slot_mapping, &has_clamped};
     const int64_t num_tasks = (num_tokens + tokens_per_task - 1) / tokens_per_task;
     for_rows(num_tasks, 2 * num_kv_heads * head_dim * tokens_per_task, write_kv_task, &c);
+    return has_clamped;
 }
 
 /* merge() is never inlined: two copies of it could round differently. */
@@ -157,8 +199,9 @@ static void attention_task(void *context, int64_t task) {
     for (; split < split_end; split++) {
         t.begin = MAX(first_key, split * SPLIT);
         t.end = MIN(num_keys, (split + 1) * SPLIT);
-        if (c->kv.is_half) attend(&t, 1);
-        else attend(&t, 0);
+        if (c->kv.form == FORM_INT8) attend(&t, FORM_INT8);
+        else if (c->kv.form == FORM_HALF) attend(&t, FORM_HALF);
+        else attend(&t, FORM_FLOAT);
         for (int64_t r = 0; r < all_rows; r++) {
             const int64_t token = first + r % num_rows / group, head = first_head + r / num_rows;
             if (c->partials) memcpy(part_of(c, token, head * group + r % group, split), parts + r * width, 4 * width);
@@ -207,7 +250,7 @@ static int64_t query_parts(int64_t num_heads) {
  * num_tokens * num_heads * part_width for each SPLIT keys of the longest context; with NULL, threads do not share
  * the splits of a sequence. */
 EXPORT void penstock_paged_attention(const float *q, int64_t q_stride, float *y, int64_t y_stride, int64_t num_heads,
-                                     void *k_cache, void *v_cache, int is_half, int64_t num_kv_heads, int64_t head_dim,
+                                     void *k_cache, void *v_cache, int form, int64_t num_kv_heads, int64_t head_dim,
                                      int64_t block_size, const int32_t *block_tables, int64_t max_blocks,
                                      const int32_t *query_start, const int32_t *context_lens,
                                      const int32_t *prefix_lens, int64_t num_seqs, float scale, float softcap,
@@ -215,8 +258,8 @@ EXPORT void penstock_paged_attention(const float *q, int64_t q_stride, float *y,
                                      const float *distance_bias, int64_t max_distance, int64_t boundary,
                                      const float *across_bias, const float *sinks, int64_t latent_dim,
                                      int32_t *tiles, float *partials) {
-    const int64_t size = head_dim * block_size;
-    kv_layout kv = {k_cache, v_cache, is_half, num_kv_heads, head_dim, block_size, head_dim, size, num_kv_heads * size};
+    const int64_t size = (head_dim + scale_size((kv_form)form)) * block_size;
+    kv_layout kv = {k_cache, v_cache, (kv_form)form, num_kv_heads, head_dim, block_size, head_dim, size, num_kv_heads * size};
     if (!v_cache) {
         num_kv_heads = query_parts(num_heads);
         kv.num_kv_heads = num_kv_heads, kv.value_dim = latent_dim, kv.head_size = 0;

@@ -45,9 +45,10 @@ typedef struct {
     vec *largest, *sums; /* of each row, lane by lane; then the largest in every lane */
 } query_tile;
 
-/* Where each group of a chunk's keys begins, in the block's first head. Groups beyond the last one repeat it. */
+/* Where each group of a chunk's keys begins, in the tile's first head, and with INT8 where the keys' scales begin.
+ * Groups beyond the last one repeat it. */
 typedef struct {
-    const char *at[CHUNK / GROUP];
+    const char *at[CHUNK / GROUP], *scales[CHUNK / GROUP];
 } places;
 
 static places find(const query_tile *t, int64_t key, const int is_k) {
@@ -57,9 +58,10 @@ static places find(const query_tile *t, int64_t key, const int is_k) {
     places found;
     for (int g = 0; g < CHUNK / GROUP; g++) {
         const uint32_t k = (uint32_t)MIN(key + g * GROUP, last), block = k / (uint32_t)bs, offset = k % (uint32_t)bs;
-        const int64_t index = t->blocks[block] * kv->all_heads_size + t->first_head * kv->head_size +
-                              offset * (in_keys ? 1 : kv->value_dim);
-        found.at[g] = (const char *)(in_keys ? kv->k_cache : kv->v_cache) + index * (kv->is_half ? 2 : 4);
+        const int64_t index = t->blocks[block] * kv->all_heads_size + t->first_head * kv->head_size;
+        const char *head = (const char *)(in_keys ? kv->k_cache : kv->v_cache) + index * item_size(kv->form);
+        found.at[g] = head + offset * (in_keys ? 1 : kv->value_dim) * item_size(kv->form);
+        found.scales[g] = head + kv->head_dim * bs + offset * scale_size(FORM_INT8);
     }
     return found;
 }
@@ -72,13 +74,12 @@ typedef struct {
     int64_t group, left;
 } chunk;
 
-INLINE int64_t head_bytes(const query_tile *t, const int is_half) {
-    return t->c->kv.head_size * (is_half ? 2 : 4);
-}
+INLINE int64_t head_bytes(const query_tile *t, const kv_form form) { return t->c->kv.head_size * item_size(form); }
 
 /* Bytes of a group of keys in all the tile's heads. */
 INLINE int64_t group_bytes(const query_tile *t) {
-    return (t->c->kv.v_cache ? t->num_heads : 1) * GROUP * t->c->kv.head_dim * (t->c->kv.is_half ? 2 : 4);
+    const kv_layout *kv = &t->c->kv;
+    return (kv->v_cache ? t->num_heads : 1) * GROUP * (kv->head_dim * item_size(kv->form) + scale_size(kv->form));
 }
 
 static void enter(const query_tile *t, chunk *c, int64_t key, places here, places next) {
@@ -144,33 +145,34 @@ INLINE vec finish_score(const query_tile *t, int64_t head, int64_t row, int64_t 
 
 /* Scores of some rows of a head against a chunk of keys, and the largest score of each row. Most keys are seen by
  * all rows, and their scores need no more work: the queries are scaled already. */
-INLINE void score(const query_tile *t, chunk *c, int64_t head, int64_t row, const int is_half, const int rows) {
+INLINE void score(const query_tile *t, chunk *c, int64_t head, int64_t row, const kv_form form, const int rows) {
     const attention *a = t->c;
-    const int num = SCORE_REGISTERS(rows), size = is_half ? 2 : 4;
-    const int64_t first_row = head * t->num_rows + row, bytes = num * LANES * a->kv.head_dim * size;
+    const int num = SCORE_REGISTERS(rows);
+    const int64_t first_row = head * t->num_rows + row, size = item_size(form);
+    const int64_t bytes = num * LANES * (a->kv.head_dim * size + scale_size(form));
     const bool is_finished = a->softcap == 0.0f && !a->alibi_slopes && !a->distance_bias &&
                              c->end == c->key + CHUNK && c->end <= num_seen(t->position, t->prefix) &&
                              c->key >= first_seen(a, t->last_position);
     const bool is_read_first = row == 0 && (head == 0 || a->kv.v_cache);
     const float *q = t->queries + head * a->kv.head_dim * t->num_rows + row;
-    score_fn *add = rows == 1 ? (is_half ? score_1_half : score_1_float)
-                  : rows == 2 ? (is_half ? score_2_half : score_2_float)
-                  : rows == 4 ? (is_half ? score_4_half : score_4_float)
-                  : rows == 8 ? (is_half ? score_8_half : score_8_float)
-                              : (is_half ? score_16_half : score_16_float);
+#define OF_FORM(rows) (form == FORM_INT8 ? score_##rows##_int8 : form ? score_##rows##_half : score_##rows##_float)
+    score_fn *add = rows == 1 ? OF_FORM(1) : rows == 2 ? OF_FORM(2) : rows == 4 ? OF_FORM(4) : rows == 8 ? OF_FORM(8)
+                  : OF_FORM(16);
+#undef OF_FORM
     vec unfinished[SUMS], *largest = t->largest + first_row;
     if (!is_finished)
         for (int r = 0; r < rows; r++) unfinished[r] = largest[r];
     for (int64_t key = c->key; key < c->end; key += num * LANES) {
-        const char *keys[SUMS], *ahead[2];
+        const char *keys[SUMS], *scales[SUMS], *ahead[2];
         for (int n = 0; n < num; n++) {
-            const int64_t at = key - c->key + n * LANES;
-            keys[n] = c->here.at[at / GROUP] + head * head_bytes(t, is_half) + at % GROUP * size;
+            const int64_t at = key - c->key + n * LANES, of_head = head * head_bytes(t, form);
+            keys[n] = c->here.at[at / GROUP] + of_head + at % GROUP * size;
+            scales[n] = c->here.scales[at / GROUP] + of_head + at % GROUP * scale_size(form);
         }
         for (int part = 0; part < 2; part++) /* only the first rows prefetch */
             ahead[part] = is_read_first ? look_ahead(t, c, bytes / 2) : keys[0];
         float *scores = t->scores + first_row * SCORES_STRIDE + key - t->begin;
-        add(&a->kv, keys, ahead, q, t->num_rows, scores, is_finished ? largest : unfinished);
+        add(&a->kv, keys, scales, ahead, q, t->num_rows, scores, is_finished ? largest : unfinished);
         if (is_finished) continue;
         for (int r = 0; r < rows; r++, scores += SCORES_STRIDE)
             for (int n = 0; n < num && key + n * LANES < c->end; n++) { /* keys from here on belong to another split */
@@ -185,16 +187,17 @@ INLINE void score(const query_tile *t, chunk *c, int64_t head, int64_t row, cons
  * and where values are the beginning of keys, which lie in another order. */
 INLINE bool is_widened(const kv_layout *kv) { return !kv->v_cache || kv->value_dim % LANES; }
 
-INLINE void mix(const query_tile *t, chunk *c, int64_t head, int64_t row, int64_t num_keys, const int is_half,
+INLINE void mix(const query_tile *t, chunk *c, int64_t head, int64_t row, int64_t num_keys, const kv_form form,
                 const int rows) {
-    const int most = MIN(8, SUMS / rows), size = is_half ? 2 : 4;
+    const int most = MIN(8, SUMS / rows);
+    const int64_t size = item_size(form);
     const int64_t d = t->c->kv.value_dim, width = padded(d);
     const bool widened = is_widened(&t->c->kv);
     const char *values[CHUNK / GROUP], *ahead[CHUNK / GROUP];
     float *y[SUMS];
     for (int64_t g = 0; g < CHUNK / GROUP; g++)
         values[g] = ahead[g] = widened ? (const char *)(t->values + g * GROUP * width)
-                                       : c->here.at[g] + head * head_bytes(t, is_half);
+                                       : c->here.at[g] + head * head_bytes(t, form);
     for (int r = 0; r < rows; r++) y[r] = t->parts + (head * t->num_rows + row + r) * part_width(d);
     const float *p = t->weights + row * CHUNK;
     int64_t i = 0;
@@ -203,13 +206,15 @@ INLINE void mix(const query_tile *t, chunk *c, int64_t head, int64_t row, int64_
         if (row == 0 && !widened)                                                                      \
             for (int64_t g = 0; g < CHUNK / GROUP; g++)                                                \
                 ahead[g] = look_ahead(t, c, GROUP * num * LANES * size);                               \
-        mix_rows(values, ahead, i, width, num_keys, p, y, is_half, rows, num);                         \
+        mix_rows(values, ahead, i, width, num_keys, p, y, form, rows, num);                            \
     }
     SLICES(8)
     SLICES(4)
     SLICES(2)
     SLICES(1)
 #undef SLICES
+    if (row == 0 && !widened && form == FORM_INT8)
+        for (int64_t g = 0; g < CHUNK / GROUP; g++) fetch_lines(look_ahead(t, c, GROUP * scale_size(form)), 1);
 }
 
 /* Four dimensions of LANES keys at a time: [value_dim, keys] -> [keys, value_dim]. All heads share the copy. */
@@ -221,7 +226,7 @@ static void turn_latents(const query_tile *t, const chunk *c) {
             const int64_t num = MIN(4, d - i), from = i * kv->block_size + key % GROUP;
             float *to = t->values + key * width + i, rows[4][LANES];
             for (int64_t r = 0; r < num; r++)
-                store(rows[r], load_cached(c->here.at[key / GROUP], from + r * kv->block_size, kv->is_half));
+                store(rows[r], load_cached(c->here.at[key / GROUP], from + r * kv->block_size, kv->form));
             if (num == 4)
                 for (int64_t lane = 0; lane < LANES; lane++)
                     for (int r = 0; r < 4; r++) to[lane * width + r] = rows[r][lane];
@@ -240,11 +245,23 @@ static void widen_values(const query_tile *t, const chunk *c, int64_t head, int6
         return;
     }
     for (int64_t j = 0; j < num_keys; j++) {
-        const char *at = c->here.at[j / GROUP] + head * head_bytes(t, kv->is_half);
-        for (int64_t i = 0; i < d; i++)
-            t->values[j * width + i] = kv->is_half ? half_to_float(((const uint16_t *)at)[j % GROUP * d + i])
-                                                   : ((const float *)at)[j % GROUP * d + i];
+        const char *at = c->here.at[j / GROUP] + head * head_bytes(t, kv->form);
+        for (int64_t i = 0; i < d; i++) t->values[j * width + i] = load_one(at, j % GROUP * d + i, kv->form);
     }
+}
+
+/* The weights of a chunk's keys in a head. */
+INLINE void weigh(query_tile *t, const chunk *c, int64_t head, const kv_form form) {
+    const int64_t row = head * t->num_rows;
+    const float *scores = t->scores + row * SCORES_STRIDE + c->key - t->begin;
+    const int num = (int)((c->end - c->key + LANES - 1) / LANES);
+    if (form != FORM_INT8) {
+        exponentiate(scores, t->largest + row, t->sums + row, t->weights, t->num_rows, num);
+        return;
+    }
+    const char *scales[CHUNK / GROUP];
+    for (int64_t g = 0; g < CHUNK / GROUP; g++) scales[g] = c->here.scales[g] + head * head_bytes(t, form);
+    exponentiate_scaled(scores, t->largest + row, t->sums + row, t->weights, t->num_rows, num, scales);
 }
 
 /* DO(rows) for all rows; registers limit how many rows are done at a time. */
@@ -258,7 +275,7 @@ static void widen_values(const query_tile *t, const chunk *c, int64_t head, int6
     }
 
 /* The partial results of a split. Two passes over the keys: first scores, then values. */
-INLINE void attend(query_tile *t, const int is_half) {
+INLINE void attend(query_tile *t, const kv_form form) {
     const int64_t d = t->c->kv.value_dim, all_rows = t->num_heads * t->num_rows, begin = t->begin, end = t->end;
     for (int64_t r = 0; r < all_rows; r++) t->largest[r] = splat(-INFINITY), t->sums[r] = (vec){};
     chunk c;
@@ -267,7 +284,7 @@ INLINE void attend(query_tile *t, const int is_half) {
         next = key + CHUNK < end ? find(t, key + CHUNK, 1) : find(t, begin, 0);
         enter(t, &c, key, here, next);
         for (int64_t head = 0; head < t->num_heads; head++) {
-#define SCORE(rows) score(t, &c, head, row, is_half, rows)
+#define SCORE(rows) score(t, &c, head, row, form, rows)
             FOR_ROWS(t, SCORE)
 #undef SCORE
         }
@@ -283,11 +300,9 @@ INLINE void attend(query_tile *t, const int is_half) {
         next = find(t, key + CHUNK, 0);
         enter(t, &c, key, here, next);
         for (int64_t head = 0; head < t->num_heads; head++) {
-            const int64_t row = head * t->num_rows;
-            exponentiate(t->scores + row * SCORES_STRIDE + key - begin, t->largest + row, t->sums + row, t->weights,
-                         t->num_rows, (int)((c.end - key + LANES - 1) / LANES));
-#define MIX(rows) mix(t, &c, head, row, c.end - c.key, is_half, rows)
-#define MIX_WIDENED(rows) mix(t, &c, head, row, c.end - c.key, 0, rows)
+            weigh(t, &c, head, form);
+#define MIX(rows) mix(t, &c, head, row, c.end - c.key, form, rows)
+#define MIX_WIDENED(rows) mix(t, &c, head, row, c.end - c.key, FORM_FLOAT, rows)
             if (!is_widened(&t->c->kv)) FOR_ROWS(t, MIX)
             else {
                 widen_values(t, &c, head, c.end - c.key);

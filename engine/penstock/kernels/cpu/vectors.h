@@ -185,3 +185,37 @@ INLINE void store_half(uint16_t *p, vec v) {
     for (int i = 0; i < LANES; i++) p[i] = float_to_half(v[i]);
 #endif
 }
+
+/* int8, and bfloat16, which is the upper half of a float32 */
+
+/* LANES integers as floats. */
+INLINE vec load_int8(const int8_t *p) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif defined(__AVX2__)
+    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#else
+    vec v;
+    for (int i = 0; i < LANES; i++) v[i] = p[i];
+    return v;
+#endif
+}
+
+INLINE float bfloat_to_float(uint16_t h) {
+    const uint32_t bits = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+INLINE vec load_bfloat(const uint16_t *p) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#elif defined(__AVX2__)
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#else
+    vec v;
+    for (int i = 0; i < LANES; i++) v[i] = bfloat_to_float(p[i]);
+    return v;
+#endif
+}

@@ -2,7 +2,9 @@
  * the definition. The softmax over parts of the keys follows arXiv 1805.02867 and 2205.14135.
  *
  * K is [num_blocks, num_kv_heads, head_dim, block_size], V [num_blocks, num_kv_heads, block_size, head_dim],
- * float16 or float32; block_size is a multiple of 16. A row is one head's query of one token.
+ * float16, float32 or int8; block_size is a multiple of 16. With int8, a head's integers in a block are followed by a
+ * bfloat16 scale for each of the block's tokens; integer times scale is exact in float32. A row is one head's query of
+ * one token.
  *
  * The keys of a sequence are cut by position. TILE_KEYS keys are computed at a time. SPLIT_KEYS keys add up to one
  * partial result: the largest score, the sum of the exponentials relative to the largest score, and the weighted
@@ -15,7 +17,7 @@ typedef struct {
     const float *q; /* [num_tokens, num_heads, head_dim], tokens apart by q_stride */
     int64 q_stride;
     const void *k_cache, *v_cache;
-    int is_half, num_heads, num_kv_heads, head_dim, block_size;
+    int form, num_heads, num_kv_heads, head_dim, block_size;
     const int *block_tables; /* [num_seqs, max_blocks] */
     int max_blocks;
     const int *query_start, *context_lens; /* as in BatchLayout */
@@ -83,56 +85,127 @@ __device__ inline float distance_bias(const attention &a, int head, int position
     return a.distance_bias[head * (2 * a.max_distance + 1) + a.max_distance + distance];
 }
 
+/* Whether kernels are compiled for int8, or for the floats, float16 and float32. So int8 takes no register from the
+ * kernels for floats. */
+enum { IS_FLOATS, IS_INT8 };
+
 /* Four neighbouring elements of a cache; `at` is a multiple of 4. */
-__device__ inline float4 load_4(const void *cache, int is_half, int64 at) {
-    if (!is_half) return *(const float4 *)((const float *)cache + at);
+template <int KIND> __device__ inline float4 load_4(const void *cache, int form, int64 at) {
+    if (KIND == IS_INT8) {
+        const int codes = *(const int *)((const int8 *)cache + at);
+        return make_float4((int8)codes, (int8)(codes >> 8), (int8)(codes >> 16), (int8)(codes >> 24));
+    }
+    if (form == FORM_FLOAT) return *(const float4 *)((const float *)cache + at);
     const uint2 bits = *(const uint2 *)((const half_bits *)cache + at);
     return make_float4(half_to_float(bits.x & 0xffff), half_to_float(bits.x >> 16),
                        half_to_float(bits.y & 0xffff), half_to_float(bits.y >> 16));
 }
-__device__ inline float load_1(const void *cache, int is_half, int64 at) {
-    return is_half ? half_to_float(((const half_bits *)cache)[at]) : ((const float *)cache)[at];
+template <int KIND> __device__ inline float load_1(const void *cache, int form, int64 at) {
+    if (KIND == IS_INT8) return ((const int8 *)cache)[at];
+    return form == FORM_HALF ? half_to_float(((const half_bits *)cache)[at]) : ((const float *)cache)[at];
+}
+
+/* The element of an int8 cache with which a head of a block begins. */
+__device__ inline int64 int8_start(const attention &a, int block_head) {
+    return (int64)block_head * (a.head_dim + SCALE_BYTES) * a.block_size;
+}
+
+/* The scales of four tokens of a head, of which `offset` is the first in the block. */
+__device__ inline float4 load_scales(const attention &a, const void *cache, int block_head, int offset) {
+    const int64 at = int8_start(a, block_head) + (int64)a.head_dim * a.block_size + SCALE_BYTES * offset;
+    const uint2 bits = *(const uint2 *)((const int8 *)cache + at);
+    return make_float4(bfloat_to_float(bits.x & 0xffff), bfloat_to_float(bits.x >> 16),
+                       bfloat_to_float(bits.y & 0xffff), bfloat_to_float(bits.y >> 16));
+}
+
+__device__ inline float4 times(float4 x, float4 y) {
+    return make_float4(x.x * y.x, x.y * y.y, x.z * y.z, x.w * y.w);
+}
+
+/* Where the values of TILE_KEYS keys lie: the index of each key's row of values; the cache's memory ends long before
+ * such an index leaves int32. */
+template <int KIND> struct value_places {
+    int rows[TILE_KEYS];
+};
+
+/* With int8, of each 16 keys, which share a block: the head, counted through all blocks, and the first key's place in
+ * the block; and the scales of the values. */
+template <> struct value_places<IS_INT8> {
+    __align__(16) float scales[TILE_KEYS];
+    int heads[TILE_KEYS / 16], offsets[TILE_KEYS / 16];
+};
+
+/* Four keys from `first` on, of which `offset` is the first one's place in the block. */
+__device__ inline void set_places(value_places<IS_FLOATS> &places, const attention &a, int first, int block_head,
+                                  int offset) {
+    for (int j = 0; j < 4; j++) places.rows[first + j] = block_head * a.block_size + offset + j;
+}
+__device__ inline void set_places(value_places<IS_INT8> &places, const attention &a, int first, int block_head,
+                                  int offset) {
+    *(float4 *)(places.scales + first) = load_scales(a, a.v_cache, block_head, offset);
+    if (first % 16 == 0) places.heads[first / 16] = block_head, places.offsets[first / 16] = offset;
+}
+
+/* The element of the cache with which a key's value begins. */
+__device__ inline int64 value_start(const value_places<IS_FLOATS> &places, const attention &a, int key) {
+    return (int64)places.rows[key] * a.head_dim;
+}
+__device__ inline int64 value_start(const value_places<IS_INT8> &places, const attention &a, int key) {
+    const int offset = places.offsets[key / 16] + key % 16;
+    return int8_start(a, places.heads[key / 16]) + (int64)offset * a.head_dim;
+}
+
+__device__ inline float4 scaled_value(const value_places<IS_FLOATS> &places, float4 value, int key) { return value; }
+__device__ inline float4 scaled_value(const value_places<IS_INT8> &places, float4 value, int key) {
+    const float scale = places.scales[key];
+    return times(value, make_float4(scale, scale, scale, scale));
 }
 
 /* TILE_KEYS keys from `first` on -> tile [head_dim up to a multiple of 4, TILE_KEYS], with zeros beyond head_dim.
  * Keys beyond num_keys are zeros, or whatever a block that is not yet full holds: no row sees them. A thread loads the
- * same 4 keys of some dimensions, so that it divides by the block size once. `rows` gets the index of each key's row of
- * values; the cache's memory ends long before such an index leaves int32. */
+ * same 4 keys of some dimensions, so that it divides by the block size once. `places` gets where each key's value
+ * lies. */
+template <int KIND>
 __device__ inline void load_keys(const attention &a, const int *table, int head, int first, int num_keys,
-                                 float *tile, int *rows) {
+                                 float *tile, value_places<KIND> &places) {
     const int quad = 4 * (threadIdx.x % (TILE_KEYS / 4)), key = first + quad;
     const bool is_there = key < num_keys;
     const int index = key / a.block_size, offset = key - index * a.block_size;
     const int block_head = (is_there ? table[index] * a.num_kv_heads : 0) + head;
-    const int64 at = (int64)block_head * a.head_dim * a.block_size + offset;
-    if (threadIdx.x < TILE_KEYS / 4)
-        for (int j = 0; j < 4; j++) rows[quad + j] = block_head * a.block_size + offset + j;
+    const int64 at =
+        (KIND == IS_INT8 ? int8_start(a, block_head) : (int64)block_head * a.head_dim * a.block_size) + offset;
+    if (threadIdx.x < TILE_KEYS / 4) set_places(places, a, quad, block_head, offset);
+    float4 scales;
+    if (KIND == IS_INT8) scales = load_scales(a, a.k_cache, block_head, offset);
     const int height = (a.head_dim + 3) / 4 * 4, end = is_there ? a.head_dim : 0;
     for (int i = threadIdx.x / (TILE_KEYS / 4); i < height; i += blockDim.x / (TILE_KEYS / 4)) {
         float4 keys = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (i < end) keys = load_4(a.k_cache, a.is_half, at + i * a.block_size);
+        if (i < end) keys = load_4<KIND>(a.k_cache, a.form, at + i * a.block_size);
+        if (KIND == IS_INT8) keys = times(keys, scales);
         *(float4 *)(tile + i * TILE_KEYS + quad) = keys;
     }
 }
 
 /* The values of the same keys -> tile [TILE_KEYS, WIDTH], with zeros beyond num_keys. */
-template <int WIDTH>
-__device__ inline void load_values(const attention &a, const int *rows, int first, int num_keys, float *tile) {
+template <int WIDTH, int KIND>
+__device__ inline void load_values(const attention &a, const value_places<KIND> &places, int first, int num_keys,
+                                   float *tile) {
     enum { UNITS = WIDTH / 4 };
     const int i = 4 * (threadIdx.x % UNITS);
     if (i >= a.head_dim) return;
     for (int j = threadIdx.x / UNITS; j < TILE_KEYS; j += blockDim.x / UNITS) {
         float4 values = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (first + j < num_keys) {
-            const int64 at = (int64)rows[j] * a.head_dim + i;
+            const int64 at = value_start(places, a, j) + i;
             if (a.head_dim % 4 == 0) {
-                values = load_4(a.v_cache, a.is_half, at);
+                values = load_4<KIND>(a.v_cache, a.form, at);
             } else {
-                values.x = load_1(a.v_cache, a.is_half, at);
-                if (i + 1 < a.head_dim) values.y = load_1(a.v_cache, a.is_half, at + 1);
-                if (i + 2 < a.head_dim) values.z = load_1(a.v_cache, a.is_half, at + 2);
-                if (i + 3 < a.head_dim) values.w = load_1(a.v_cache, a.is_half, at + 3);
+                values.x = load_1<KIND>(a.v_cache, a.form, at);
+                if (i + 1 < a.head_dim) values.y = load_1<KIND>(a.v_cache, a.form, at + 1);
+                if (i + 2 < a.head_dim) values.z = load_1<KIND>(a.v_cache, a.form, at + 2);
+                if (i + 3 < a.head_dim) values.w = load_1<KIND>(a.v_cache, a.form, at + 3);
             }
+            values = scaled_value(places, values, j);
         }
         *(float4 *)(tile + j * WIDTH + i) = values;
     }
@@ -266,11 +339,12 @@ __device__ inline void write_results(const attention &a, const block_rows &b, re
 
 /* A warp has ROWS of the block's WARPS * ROWS rows. For scores a lane has one key, for values SLICES dimensions.
  * Grid: at least the number of tiles of rows; KV heads; num_splits, if there are partials. */
-template <int SLICES, int WARPS, int ROWS> __device__ inline void attend(const attention &a) {
+template <int SLICES, int WARPS, int ROWS, int KIND> __device__ inline void attend(const attention &a) {
     enum { WIDTH = 32 * SLICES, HEIGHT = WARPS * ROWS };
     __shared__ __align__(16) float queries[HEIGHT][WIDTH], tile[TILE_KEYS * WIDTH],
         weights[HEIGHT][TILE_KEYS];
-    __shared__ int rows[TILE_KEYS], firsts[HEIGHT], ends[HEIGHT];
+    __shared__ value_places<KIND> places;
+    __shared__ int firsts[HEIGHT], ends[HEIGHT];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_head = blockIdx.y;
     const block_rows b = find_rows(a, blockIdx.x, HEIGHT);
     if (b.num_rows == 0) return;
@@ -305,7 +379,7 @@ template <int SLICES, int WARPS, int ROWS> __device__ inline void attend(const a
         const int end = min((split + 1) * SPLIT_KEYS, b.num_keys);
         for (int first = max(split * SPLIT_KEYS, first_key); first < end; first += TILE_KEYS) {
             __syncthreads();
-            load_keys(a, table, kv_head, first, b.num_keys, tile, rows);
+            load_keys(a, table, kv_head, first, b.num_keys, tile, places);
             __syncthreads();
             if (has_rows) {
                 float scores[ROWS], keep;
@@ -318,7 +392,7 @@ template <int SLICES, int WARPS, int ROWS> __device__ inline void attend(const a
                 }
             }
             __syncthreads();
-            load_values<WIDTH>(a, rows, first, b.num_keys, tile);
+            load_values<WIDTH, KIND>(a, places, first, b.num_keys, tile);
             __syncthreads();
             if (has_rows) mix_values<SLICES, ROWS>(tile, weights + warp * ROWS, mine.values);
         }
@@ -332,30 +406,33 @@ template <int SLICES, int WARPS, int ROWS> __device__ inline void attend(const a
     write_results(a, b, total);
 }
 
-#define ATTENTION_KERNEL(name, slices, warps, rows)                                                        \
+#define ATTENTION_KERNEL(name, slices, warps, rows, kind)                                                  \
     KERNEL __launch_bounds__(32 * warps) name(                                                             \
-        const float *q, int64 q_stride, const void *k_cache, const void *v_cache, int is_half,             \
+        const float *q, int64 q_stride, const void *k_cache, const void *v_cache, int form,                \
         int num_heads, int num_kv_heads, int head_dim, int block_size, const int *block_tables,            \
         int max_blocks, const int *query_start, const int *context_lens, const int *prefix_lens,           \
         int num_seqs, float scale, float softcap, int window, int chunk, const float *alibi_slopes,        \
         const float *distance_bias, int max_distance, int boundary, const float *across_bias,              \
         const float *sinks, float *y, float *partials, int num_splits) {                                   \
-        const attention a = {q,           q_stride,      k_cache,      v_cache,      is_half,              \
+        const attention a = {q,           q_stride,      k_cache,      v_cache,      form,                 \
                              num_heads,   num_kv_heads,  head_dim,     block_size,   block_tables,         \
                              max_blocks,  query_start,   context_lens, prefix_lens,  num_seqs,             \
                              scale,       softcap,       window,       chunk,        alibi_slopes,         \
                              distance_bias, max_distance, boundary,    across_bias,  sinks,                \
                              y,           partials,      num_splits,   head_dim};                          \
-        attend<slices, warps, rows>(a);                                                                    \
+        attend<slices, warps, rows, kind>(a);                                                              \
     }
 
 /* attention_WIDTH_HEIGHT: WIDTH is the most dimensions per head, HEIGHT the rows of a block. */
-ATTENTION_KERNEL(attention_64_8, 2, 8, 1)
-ATTENTION_KERNEL(attention_64_32, 2, 8, 4)
-ATTENTION_KERNEL(attention_128_8, 4, 8, 1)
-ATTENTION_KERNEL(attention_128_32, 4, 8, 4)
-ATTENTION_KERNEL(attention_256_4, 8, 4, 1)
-ATTENTION_KERNEL(attention_256_8, 8, 4, 2)
+#define ATTENTION_KERNELS(name, slices, warps, rows)         \
+    ATTENTION_KERNEL(name, slices, warps, rows, IS_FLOATS)   \
+    ATTENTION_KERNEL(name##_int8, slices, warps, rows, IS_INT8)
+ATTENTION_KERNELS(attention_64_8, 2, 8, 1)
+ATTENTION_KERNELS(attention_64_32, 2, 8, 4)
+ATTENTION_KERNELS(attention_128_8, 4, 8, 1)
+ATTENTION_KERNELS(attention_128_32, 4, 8, 4)
+ATTENTION_KERNELS(attention_256_4, 8, 4, 1)
+ATTENTION_KERNELS(attention_256_8, 8, 4, 2)
 
 /* Merges the partial results of all splits in order into y, exactly as one block that computes all splits does.
  * Grid: tokens, heads. */

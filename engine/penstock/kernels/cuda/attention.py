@@ -7,6 +7,7 @@ from torch import Tensor
 from penstock.kernels import reference
 from penstock.kernels.cuda.launcher import HEIGHTS, Launcher, ceil_div
 from penstock.kernels.operands import AttentionSpec, BatchLayout, DistanceBias, LayerKV
+from penstock.spec import INT8
 
 #: Threads of a block of attention, by the same numbers of dimensions as HEIGHTS.
 ATTENTION_THREADS = {64: 256, 128: 256, 256: 128}
@@ -39,7 +40,7 @@ class CudaAttention:
     def _mix_heads(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         (num_tokens, num_heads, head_dim), num_seqs = q.shape, batch.num_seqs
         code, keys, values = kv.plain
-        _, num_kv_heads, _, block_size = keys.shape
+        num_kv_heads, _, block_size = kv.sizes
         width = next(width for width in HEIGHTS if head_dim <= width)
         few, many = HEIGHTS[width]
         group_tokens = num_tokens * num_heads // num_kv_heads
@@ -48,7 +49,7 @@ class CudaAttention:
         y = q.new_empty(num_tokens, num_heads * head_dim)
         partials, num_splits = self._partials(q, batch, block_size, head_dim, num_tiles * num_kv_heads)
         self._launcher.launch(
-            f"attention_{width}_{height}",
+            f"attention_{width}_{height}" + ("_int8" if kv.layout is INT8 else ""),
             (num_tiles, num_kv_heads, 1 if partials is None else num_splits), ATTENTION_THREADS[width],
             q, q.stride(0), keys, values, code,
             num_heads, num_kv_heads, head_dim, block_size, batch.block_tables, batch.block_tables.shape[1],

@@ -16,7 +16,7 @@ __device__ inline void load_slab(const attention &a, const int *table, int first
     for (int i = threadIdx.x / TILE_KEYS; i < SLAB; i += blockDim.x / TILE_KEYS) {
         const bool is_stored = is_there && dim + i < a.head_dim;
         slab[i * SLAB_STRIDE + lane] =
-            is_stored ? load_1(a.k_cache, a.is_half, at + (int64)(dim + i) * a.block_size) : 0.0f;
+            is_stored ? load_1<IS_FLOATS>(a.k_cache, a.form, at + (int64)(dim + i) * a.block_size) : 0.0f;
     }
 }
 
@@ -84,11 +84,11 @@ template <int WARPS> __device__ inline void attend_latents(const attention &a) {
 }
 
 KERNEL __launch_bounds__(256) attention_latent(
-    const float *q, int64 q_stride, const void *k_cache, int is_half, int num_heads, int head_dim, int block_size,
+    const float *q, int64 q_stride, const void *k_cache, int form, int num_heads, int head_dim, int block_size,
     const int *block_tables, int max_blocks, const int *query_start, const int *context_lens,
     const int *prefix_lens, int num_seqs, float scale, float softcap, int window, int chunk, const float *sinks,
     float *y, float *partials, int num_splits, int value_dim) {
-    const attention a = {q,           q_stride,    k_cache,      nullptr,     is_half,  num_heads,  1,
+    const attention a = {q,           q_stride,    k_cache,      nullptr,     form,     num_heads,  1,
                          head_dim,    block_size,  block_tables, max_blocks,  query_start, context_lens,
                          prefix_lens, num_seqs,    scale,        softcap,     window,   chunk,      nullptr,
                          nullptr,     0,           0,            nullptr,     sinks,    y,          partials,

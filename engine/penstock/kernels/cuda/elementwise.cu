@@ -181,10 +181,16 @@ __device__ inline half_bits clamp_to_half(float value) {
     return float_to_half(value > MAX_HALF ? MAX_HALF : value < -MAX_HALF ? -MAX_HALF : value);
 }
 
-/* k and v are [num_tokens, num_kv_heads, head_dim], with strides between tokens; the caches are as in
- * attention.cu. One block per token. */
+/* Forms of keys and values: KV_CODES in operands.py. An element has 4 >> form bytes. */
+enum { FORM_FLOAT, FORM_HALF, FORM_INT8, SCALE_BYTES = 2 };
+
+/* bfloat16 is the upper half of a float32. */
+__device__ inline float bfloat_to_float(unsigned bits) { return __uint_as_float(bits << 16); }
+
+/* k and v are [num_tokens, num_kv_heads, head_dim], with strides between tokens; the caches are as in attention.cu. One
+ * block per token. */
 KERNEL write_kv(const float *k, int64 k_stride, const float *v, int64 v_stride, const int64 *slot_mapping,
-                void *k_cache, void *v_cache, int is_half, int num_kv_heads, int head_dim, int block_size) {
+                void *k_cache, void *v_cache, int form, int num_kv_heads, int head_dim, int block_size) {
     const int64 token = blockIdx.x, block = slot_mapping[token] / block_size;
     const int slot = slot_mapping[token] % block_size;
     for (int n = threadIdx.x; n < num_kv_heads * head_dim; n += blockDim.x) {
@@ -192,15 +198,47 @@ KERNEL write_kv(const float *k, int64 k_stride, const float *v, int64 v_stride, 
         const int64 base = (block * num_kv_heads + head) * head_dim * block_size;
         const int64 k_at = base + (int64)i * block_size + slot, v_at = base + (int64)slot * head_dim + i;
         const float key = k[token * k_stride + n];
-        if (is_half)
+        if (form == FORM_HALF)
             ((half_bits *)k_cache)[k_at] = clamp_to_half(key);
         else
             ((float *)k_cache)[k_at] = key;
         if (!v_cache) continue; /* the beginning of a key is the value */
         const float value = v[token * v_stride + n];
-        if (is_half)
+        if (form == FORM_HALF)
             ((half_bits *)v_cache)[v_at] = clamp_to_half(value);
         else
             ((float *)v_cache)[v_at] = value;
+    }
+}
+
+/* A vector as integers, `stride` apart, and their scale: quantize_kv() of reference.py, by one warp. */
+__device__ inline void write_int8(const float *x, int8 *codes, int stride, half_bits *scale, int head_dim) {
+    unsigned largest = 0; /* the bits have the order of the numbers; NaN is the largest */
+    for (int i = threadIdx.x % 32; i < head_dim; i += 32)
+        largest = max(largest, __float_as_uint(x[i]) & 0x7fffffffu);
+    largest = warp_max(largest);
+    const bool is_number = largest < 0x7f800000u;
+    float s = __uint_as_float(largest) / 127.0f;
+    s = s < 1.17549435e-38f ? 0.0f : __uint_as_float((__float_as_uint(s) + 0xffffu) & 0xffff0000u);
+    if (threadIdx.x % 32 == 0) *scale = is_number ? __float_as_uint(s) >> 16 : 0x7fc0u;
+    const float divisor = is_number && s > 0.0f ? s : infinity();
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < head_dim; i += 32)
+        codes[i * stride] = is_number ? __float2int_rn(x[i] / divisor) : 0;
+}
+
+/* write_kv() for int8. Grid: tokens; 2, for keys and for values. A warp has a head. */
+KERNEL write_kv_int8(const float *k, int64 k_stride, const float *v, int64 v_stride, const int64 *slot_mapping,
+                     int8 *k_cache, int8 *v_cache, int num_kv_heads, int head_dim, int block_size) {
+    const int64 token = blockIdx.x, block = slot_mapping[token] / block_size;
+    const int slot = slot_mapping[token] % block_size;
+    const bool is_k = blockIdx.y == 0;
+    const float *x = is_k ? k + token * k_stride : v + token * v_stride;
+    for (int head = threadIdx.x / 32; head < num_kv_heads; head += blockDim.x / 32) {
+        const int64 base = (block * num_kv_heads + head) * (head_dim + SCALE_BYTES) * block_size;
+        int8 *codes = (is_k ? k_cache : v_cache) + base;
+        half_bits *scales = (half_bits *)(codes + head_dim * block_size);
+        write_int8(x + head * head_dim, codes + (is_k ? slot : slot * head_dim), is_k ? block_size : 1, scales + slot,
+                   head_dim);
     }
 }

@@ -29,6 +29,7 @@ from penstock.kernels.operands import (
 )
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.plain import PlainRecurrences
+from penstock.spec import INT8
 
 #: Rows of up to this width are summed by one warp.
 NARROW_ROW = 256
@@ -132,8 +133,15 @@ class CudaKernels(PlainRecurrences):
 
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
         code, keys, values = kv.plain
-        _, num_kv_heads, head_dim, block_size = keys.shape
+        num_kv_heads, head_dim, block_size = kv.sizes
         assert k.stride()[1:] == (head_dim, 1) and (values is None or v.stride()[1:] == (head_dim, 1))
+        if kv.layout is INT8:
+            self._launcher.launch(
+                "write_kv_int8", (k.shape[0], 2), THREADS,
+                k, k.stride(0), v, v.stride(0), slot_mapping, keys, values,
+                num_kv_heads, head_dim, block_size,
+            )  # fmt: skip
+            return
         self._launcher.launch(
             "write_kv", (k.shape[0],), THREADS,
             k, k.stride(0), v, v.stride(0), slot_mapping, keys, values, code,

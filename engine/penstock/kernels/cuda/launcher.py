@@ -29,13 +29,19 @@ SIGNATURES: dict[str, str] = {
     "router_scores": "PII",
     "rope": "PNIIIPPI",
     "write_kv": "PNPNPPPIIII",
+    "write_kv_int8": "PNPNPPPIII",
     "quantize_1": "PNIIPP",
     "quantize_2": "PNIIPP",
     "combine_1": "PIIPIPPIP",
     "combine_2": "PIIPIPPIP",
     "merge_splits": "PIIIPPPIIIPP",
     "attention_latent": "PNPIIIIPIPPPIFFIIPPPII",
-    **{f"attention_{width}_{height}": _ATTENTION for width, heights in HEIGHTS.items() for height in heights},
+    **{
+        f"attention_{width}_{height}{form}": _ATTENTION
+        for width, heights in HEIGHTS.items()
+        for height in heights
+        for form in ("", "_int8")
+    },
     **{f"gemv_{tokens}_{parts}": _LINEAR for tokens in (1, 2, 4, 8, "any") for parts in (1, 2)},
     **{f"{form}_quantize_{parts}": "PNPIIIPPP" for form in ("codes", "groups") for parts in (1, 2)},
     **{

@@ -160,6 +160,14 @@ class QueuedBlocks:
     def close(self) -> None:
         with self._lock:
             self._all_done.wait_for(lambda: not (self._waiting or self._under_way))
+        # No read is under way any more, and Linux takes some 35 ms to end a queue: nobody waits for that but
+        # Python at its exit, which a thread that comes back from a system call later would end with SIGABRT.
+        try:
+            threading.Thread(target=self._end, name="penstock-disk-end", daemon=False).start()
+        except RuntimeError:  # Python is at its exit
+            self._end()
+
+    def _end(self) -> None:
         self._queue.close()
         self._thread.join()
 

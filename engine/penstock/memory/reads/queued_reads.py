@@ -19,6 +19,8 @@ from typing import NamedTuple
 #: Numbers of the calls io_setup, io_destroy, io_submit and io_getevents, which the C library does not name.
 _CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
 _PREAD = 0
+#: Whether the system queues reads of a device's files, by the device's number.
+_tried: dict[int, bool] = {}
 #: Bytes of the read that shows whether reads are queued.
 _TRIAL_BYTES = 1 << 20
 
@@ -114,7 +116,15 @@ class QueuedReads:
 
 def is_queued(descriptor: int) -> bool:
     """Whether the system queues reads of a file that was opened for direct reads. Some file systems (tmpfs,
-    or a compressed btrfs) read within the call that should queue: with them, threads read faster."""
+    or a compressed btrfs) read within the call that should queue: with them, threads read faster. One file of
+    each device is tried: to end a queue takes Linux some 35 ms."""
+    device = os.fstat(descriptor).st_dev
+    if device not in _tried:
+        _tried[device] = _are_reads_queued(descriptor)
+    return _tried[device]
+
+
+def _are_reads_queued(descriptor: int) -> bool:
     trial = mmap.mmap(-1, _TRIAL_BYTES)
     try:
         reads = QueuedReads(1)

@@ -25,10 +25,17 @@ class StoreReader:
     """Units that lie in a file as in their buffer are read directly, with several reads in flight. The others
     go through the store, one after the other, which quantizes them."""
 
-    def __init__(self, store: WeightStore, num_threads: int = 1, direct: DirectReader | None = None) -> None:
-        """`num_threads` threads quantize."""
+    def __init__(
+        self,
+        store: WeightStore,
+        num_threads: int = 1,
+        direct: DirectReader | None = None,
+        allocate_end: Callable[[int], Tensor] = aligned_buffer,
+    ) -> None:
+        """`num_threads` threads quantize. `allocate_end`: see Lane."""
         self._store = store
         self._num_threads = num_threads
+        self._allocate_end = allocate_end
         self._ranges: dict[UnitKey, FileRange | None] = {
             key: store.contiguous_unit(key) for key in store.units
         }
@@ -78,7 +85,7 @@ class StoreReader:
         if found is None or self._direct is None:
             return self._thread.submit(self._store.read_resident, tensors).result
         layout = UnitLayout.of(tensors)
-        buffer = aligned_buffer(layout.num_bytes)
+        buffer = self._allocate_end(layout.num_bytes)
         reading = _derived(self._direct.submit(*found, buffer), layout, buffer)
 
         def wait() -> LayerWeights:

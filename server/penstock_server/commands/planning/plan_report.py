@@ -42,6 +42,7 @@ from penstock_server.facade.expected_drafts import (
 )
 from penstock_server.facade.figures import duration, rate
 from penstock_server.facade.inside import hardware_body, plan_body, step_body
+from penstock_server.facade.loading import engine_config, find_config_folder
 from penstock_server.facade.machine import hardware_lines, profile, profile_or_assume
 from penstock_server.facade.plan_table import plan_table
 from penstock_server.protocol.engine_bodies import DraftingBody
@@ -58,8 +59,8 @@ def run_plan(
 ) -> int:
     """Prints the plan. `price_per_hour` is the price of the machine, in any currency. Raises PenstockError; a
     CapacityError says the least memory that would work."""
-    config = with_adapter_bytes(settings.engine_config())
-    folder = None if shape else find_config(settings.model, settings.revision, settings.offline)
+    config = with_adapter_bytes(engine_config(settings))
+    folder = None if shape else find_config_folder(settings)
     size = footprint_at(folder, config) if folder else footprint_of(find_shape(shape or ""), config)
     config = pooled_config(folder, config) if folder else config
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())

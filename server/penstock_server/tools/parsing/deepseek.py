@@ -27,6 +27,15 @@ _HEAD = re.compile(
 _MAX_HEAD = 400
 
 
+def example_call(is_fenced: bool) -> str:
+    """A call as V3 and R1 write it (with the arguments in a fence), or as V3.1 does."""
+    arguments = '{"city": "Paris"}'
+    head = f"get_weather{_SEPARATOR}{arguments}"
+    if is_fenced:
+        head = f"function{_SEPARATOR}get_weather\n```json\n{arguments}\n```"
+    return f"{CALLS_BEGIN}{_CALL_BEGIN}{head}{_CALL_END}{CALLS_END}"
+
+
 class DeepSeekParser(Parser):
     def __init__(self) -> None:
         super().__init__(CALLS_BEGIN)

@@ -31,7 +31,8 @@ class HarmonyParser:
 
     def __init__(self, inner: AnswerParser, functions: Collection[str] | None) -> None:
         """inner: reads the text of the final channel. functions: the names of functions, messages to which
-        are calls; None: such messages are text. A message to a tool that was not offered is left out."""
+        are calls; None: such messages are text. A message to another tool, such as the model's own python or
+        container.exec, is left out."""
         self._inner = inner
         self._functions = functions
         self._pending = ""
@@ -83,10 +84,13 @@ class HarmonyParser:
         name = channel[0].partition("<")[0] if channel else "final"
         recipient = _RECIPIENT.search(head)
         self.is_thinking = self._is_told = False
-        if recipient is not None and recipient[1] != "assistant" and self._functions is not None:
-            is_call = recipient[1].startswith(_FUNCTIONS) or recipient[1] in self._functions
-            self._kind = "call" if is_call else "left out"
-            return [CallBegin(recipient[1].removeprefix(_FUNCTIONS))] if is_call else []
+        to = recipient[1] if recipient else "assistant"
+        if self._functions is not None and (to.startswith(_FUNCTIONS) or to in self._functions):
+            self._kind = "call"
+            return [CallBegin(to.removeprefix(_FUNCTIONS))]
+        if to != "assistant" and not to.startswith(_FUNCTIONS):
+            self._kind = "left out"
+            return []
         self._kind = "reasoning" if name == "analysis" else "final"
         self.is_thinking = self._kind == "reasoning"
         return []

@@ -58,11 +58,14 @@ class ThinkingParser:
         return self._inner.feed(text) if text else []
 
     def _begins(self, is_final: bool) -> bool:
-        """Takes the opener, if the answer begins with it. Returns False as long as that is not certain."""
+        """Takes the opener, if the answer begins with it, or a closer that nothing was thought in front of.
+        Returns False as long as that is not certain."""
         begun = self._pending.lstrip()
         if begun.startswith(self._opener):
             self._pending, self.is_thinking = begun[len(self._opener) :], True
-        elif self._opener.startswith(begun) and not is_final:
+        elif begun.startswith(self._closer) and not self.is_thinking:
+            self._pending = begun[len(self._closer) :]
+        elif not is_final and any(marker.startswith(begun) for marker in (self._opener, self._closer)):
             return False
         self._has_begun = True
         return True

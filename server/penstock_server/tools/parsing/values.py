@@ -11,6 +11,14 @@ from penstock_server.protocol.tools import Function
 from penstock_server.tools.schemas import arguments_schema
 
 _WORDS = {"True": True, "False": False, "None": None}
+#: The types of JSON Schema that a parsed value has.
+_JSON_TYPES = {
+    bool: frozenset({"boolean"}),
+    int: frozenset({"integer", "number"}),
+    float: frozenset({"number"}),
+    list: frozenset({"array"}),
+    dict: frozenset({"object"}),
+}
 #: How deep schemas are searched for types.
 _MAX_DEPTH = 8
 
@@ -33,8 +41,20 @@ class ParameterValues:
         if "null" in types and text.strip().lower() in ("null", "none"):
             return "null"
         if "string" in types or (not types and self._unknown_is_text):
-            return json.dumps(text, ensure_ascii=False)
+            return _of_another_type(text.strip(), types) or json.dumps(text, ensure_ascii=False)
         return json_of(text.strip() if types else text)
+
+
+def _of_another_type(text: str, types: frozenset[str]) -> str | None:
+    """The text, if it is JSON of a type that the schema allows beside strings, as 42 is where it allows
+    integers."""
+    if types <= {"string", "null"}:
+        return None
+    try:
+        value = json.loads(text, parse_constant=_no_json)
+    except (ValueError, RecursionError):
+        return None
+    return text if _JSON_TYPES.get(type(value), frozenset()) & types else None
 
 
 def types_of(schema: Any, root: Any = None, depth: int = 0) -> frozenset[str]:

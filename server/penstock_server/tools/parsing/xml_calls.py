@@ -11,6 +11,7 @@
                   </parameter>
                   </function>
                   </tool_call>, any number; models forget <tool_call> at times
+    Seed-OSS      the same between <seed:tool_call> and </seed:tool_call>; values have no lines of their own
     MiniMax-M2    <minimax:tool_call>
                   <invoke name="weather">
                   <parameter name="city">Paris</parameter>
@@ -24,7 +25,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock_server.protocol.tools import Function
 from penstock_server.tools.parsers import TOOL_CALL, TOOL_CALL_END, Parser
@@ -33,6 +34,7 @@ from penstock_server.tools.parsing.values import ParameterValues
 from penstock_server.tools.reading import ArgumentsPiece, CallBegin
 
 MINIMAX = "<minimax:tool_call>"
+SEED, SEED_END = "<seed:tool_call>", "</seed:tool_call>"
 QWEN_FUNCTION = "<function="
 _MAX_HEAD = 300
 
@@ -70,6 +72,13 @@ QWEN3_CODER = XmlFormat(
     value_end=re.compile(r"</parameter>|(?=<parameter=|</function>)"),
     wrapper_end=TOOL_CALL_END,
     has_value_lines=True,
+)
+SEED_OSS = replace(
+    QWEN3_CODER,
+    heads={SEED: QWEN3_CODER.heads[TOOL_CALL], QWEN_FUNCTION: QWEN3_CODER.heads[QWEN_FUNCTION]},
+    next=re.compile(rf"<parameter=(?P<key>[^<>\n]{{1,200}})>|</function>|(?={SEED_END})"),
+    wrapper_end=SEED_END,
+    has_value_lines=False,
 )
 MINIMAX_M2 = XmlFormat(
     heads={MINIMAX: re.compile(r"""\s*<invoke name=(["']?)(?P<name>[^"'<>]{1,200})\1\s*>""")},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from penstock import kernels
 from penstock.config import EngineConfig, KernelTuning
 from penstock.errors import CapacityError
 from penstock.memory.hardware import DiskProfile, HardwareProfile, KernelProfile
-from penstock.weights.checkpoints.hub import CONFIG_PATTERNS
+from penstock.weights.checkpoints.hub import CONFIG_PATTERNS, SHIPPED
 from penstock_server import cli
 from penstock_server.facade import machine
 from penstock_server.facade.figures import duration, rate
@@ -71,6 +72,15 @@ def test_what_guesses_should_bring(capsys: pytest.CaptureFixture[str]) -> None:
     for row in data["drafting"]:
         assert f"{rate(row['tokens_per_s'])} tokens/s in place of {rate(row['plain_tokens_per_s'])}" in text
     assert json.loads(run(capsys, *flags, "--json", "--speculation", "off"))["drafting"] == []
+
+
+def test_a_converted_copy_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also as a draft model: no repository is asked for."""
+    copy = tmp_path / "models" / "owner" / "name"
+    shutil.copytree(SHIPPED["demo"], copy)
+    flags = ["plan", "owner/name", "--draft-model", "owner/name", "--offline", "--cache-dir", str(tmp_path)]
+    assert cli.main(flags) == 0
+    assert "draft model" in capsys.readouterr().out
 
 
 def test_a_draft_model_that_can_not_serve(capsys: pytest.CaptureFixture[str]) -> None:
