@@ -4,12 +4,21 @@ what plans make of it."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import lane_simulation
 import pytest
 
+from penstock.config import EngineConfig
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.planning.cards import find_card
+from penstock.memory.planning.cost import predict_step
+from penstock.memory.planning.planner import plan_memory
 from penstock.memory.planning.product_split import ROW_UNIT, SplitStep, part_rows, whole_share
+from penstock.model.known_shapes import find_shape
+from penstock.model.registry import find_family
+from penstock.model.shapes import footprint
 
 GB = 1e9
 #: SOLAR-10.7B: 48 layers of 4 products that wait for each other.
@@ -77,7 +86,30 @@ def test_more_tokens_leave_less_to_a_weak_processor() -> None:
 
 def test_a_processor_that_brings_nothing_gets_nothing() -> None:
     step = SplitStep(0, 1 * GB, 12 * GB, 40 * GB, 100 * GB, 0.01 * GB, crossings_s=0.01)
-    assert step.best_share() == 1.0
+    assert whole_share(step.best_share()) == 1.0
+
+
+def test_a_plan_of_a_gtx_1060() -> None:
+    """The card's memory is as full as without sharing, RAM has the rest, and the plan says what it brings."""
+    card, told = find_card("GTX 1060"), find_shape("solar-10.7b")
+    hardware = HardwareProfile(6, 16 << 30, 14 << 30, 40.0, 1800.0, None, card)
+    family = find_family(told)
+    spec = family.read_spec(told)
+    size, settings = footprint(spec, family.model_tensors(spec)), EngineConfig(num_kv_tokens=4096)
+    shared, streamed = plans = [
+        plan_memory(size, hardware, each) for each in (settings, replace(settings, share_products="off"))
+    ]
+    assert shared.kept_share is not None and streamed.kept_share is None
+    assert shared.layer_bytes("device") >= 0.95 * streamed.layer_bytes("device")
+    assert shared.device_used_bytes <= card.total_bytes and not shared.at_home("disk")
+    assert sum(layer.num_bytes for layer in shared.layers) == pytest.approx(sum(size.layer_bytes), rel=1e-3)
+    (note,) = (note for note in shared.notes if "share each product" in note)
+    assert "--share-products off" in note
+    for num_tokens, gain in ((1, 2.8), (16, 2.8), (64, 1.2), (512, 1.2)):
+        mine, theirs = (
+            predict_step(plan, size, hardware, settings, num_tokens, num_tokens) for plan in plans
+        )
+        assert theirs.seconds / mine.seconds >= gain and mine.processor_share > 0
 
 
 def test_parts_are_whole_units_of_channels() -> None:

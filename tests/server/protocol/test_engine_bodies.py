@@ -155,7 +155,7 @@ HARDWARE = [
     "others_share",
 ]
 
-CONFIG = EngineConfig(host_memory_bytes=6 << 30)
+CONFIG = EngineConfig(host_memory_bytes=6 << 30, share_products="off")
 SIZE = footprint_of(find_shape("solar-10.7b"), CONFIG)
 DISK = DiskProfile(2.0, 4 << 20, 4, True)
 MACHINE = HardwareProfile(
