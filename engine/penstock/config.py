@@ -137,6 +137,9 @@ class EngineConfig:
     kv_disk: str | None = None
     #: The most bytes of keys and values there, of all models together. None: 16 GiB.
     kv_disk_bytes: int | None = None
+    #: A folder for a temporary file with the keys and values that have no room in memory, so that a sequence
+    #: may be longer than the KV cache. None: the folder of kv_disk, if max_model_len asks for it.
+    kv_spill: str | None = None
     #: Layers that stay in memory; the others are read in each sweep. None: as many as fit.
     num_resident_layers: int | None = None
     #: Threads for arithmetic. None: the physical cores this process may use.
@@ -164,8 +167,11 @@ class EngineConfig:
     #: answer depends on them.
     speculation: SpeculationMode = "auto"
     #: A small model (a folder, a .gguf file or a hub repository) that guesses, too. It stays in the host's
-    #: memory, within the budget, and has the same vocabulary.
+    #: memory, within the budget, and has the same vocabulary. Or an EAGLE-3 head that was trained for the
+    #: model, which its config.json tells.
     draft_model: str | None = None
+    #: Refuse a draft_model that is no EAGLE-3 head.
+    draft_with_eagle3: bool = False
     #: A head of multi-token prediction that came with the model guesses, too: where it can and there is no
     #: draft model ("auto"), "on" (refused where it can't), or "off". It takes memory within the budget.
     mtp: MTPMode = "auto"
@@ -194,6 +200,13 @@ class EngineConfig:
     def rows_per_token(self) -> int:
         """Rows of INT8 that a token's activations become in a product."""
         return 2 if self.activations == "int16" else 1
+
+    @property
+    def spill_folder(self) -> str | None:
+        """Where keys and values lie that have no room in memory; None: they have to have room. Upper planes
+        that guess need all of a sequence in memory."""
+        is_asked = self.max_model_len is not None and not self.draft_with_planes
+        return self.kv_spill or (self.kv_disk if is_asked else None)
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -271,6 +284,11 @@ class EngineConfig:
                 "draft_with_planes has the model's upper planes guess; leave out a draft model, mtp 'on' and "
                 "speculation 'off'"
             )
+        if self.draft_with_eagle3 and (self.draft_model is None or self.speculation == "off"):
+            raise ConfigError(
+                "draft_with_eagle3 says of draft_model that it is an EAGLE-3 head: name it, and leave "
+                "speculation 'off' out"
+            )
 
     def _check_what_keeps_keys_and_values(self) -> None:
         sizes = (self.kv_cache_bytes, self.num_kv_tokens, self.kv_cache_share)
@@ -284,6 +302,11 @@ class EngineConfig:
             raise ConfigError("kv_disk_bytes says how much a folder may hold: name the folder (kv_disk)")
         if self.kv_disk is not None and not self.enable_prefix_caching:
             raise ConfigError("kv_disk keeps what the prefix cache finds: enable_prefix_caching must be on")
+        if self.kv_spill is not None and self.draft_with_planes:
+            raise ConfigError(
+                "kv_spill is for sequences that are longer than the KV cache, and upper planes that guess "
+                "need all of a sequence in memory: leave draft_with_planes out"
+            )
         # The native attention kernel works on 16 keys at a time.
         if self.block_size <= 0 or self.block_size % 16:
             raise ConfigError(f"block_size is {self.block_size}; it must be a multiple of 16")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
 from penstock.drafters.draft_model import DraftModel, check_spec
+from penstock.drafters.find_head import find_head
 from penstock.drafters.mtp_drafter import MTPDrafter
-from penstock.drafters.mtp_plan import PlannedMTP
 from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
 from penstock.errors import CheckpointError, ConfigError, UnsupportedModel
 from penstock.generation.drafting.asking import Guesser
@@ -42,6 +42,7 @@ from penstock.kv_disk.opening import open_kv_disk
 from penstock.loader import Model, load_model
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_disk.kv_store import KVStore
+from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.spare_memory import SpareMemory
@@ -132,7 +133,9 @@ class Engine:
         )
         #: How the model is asked to complete a text and to fill in blanks.
         self.forms = PromptForms(model.tokenizer, model.spec.has_encoder)
-        self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs)
+        cache = model.executor.kv_cache
+        spill = cache.stats if isinstance(cache, SpilledKVCache) else None
+        self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs, spill)
         self.metrics = self.meter.metrics
         #: Keeps blocks of keys and values on disk, if the config asks for that.
         self.kv_disk = kv_disk
@@ -198,16 +201,14 @@ class Engine:
         config = config or EngineConfig()
         with contextlib.ExitStack() as undo:
             draft_model: DraftModel | MTPDrafter | None = None
-            head = None
-            if config.draft_model is not None and config.speculation != "off":
+            head = find_head(model, config, offline, revision, hardware)
+            if head is not None:
+                undo.callback(head.close)
+                config, hardware = head.leave(config, hardware)
+            elif config.draft_model is not None and config.speculation != "off":
                 draft_model = DraftModel.load(config.draft_model, config, offline, hardware)
                 undo.callback(draft_model.close)
                 config, hardware = draft_model.leave(config, hardware)
-            elif config.mtp != "off" and config.speculation != "off" and not config.draft_with_planes:
-                head = PlannedMTP.find(model, config, offline, revision, hardware)
-                if head is not None:
-                    undo.callback(head.close)
-                    config, hardware = head.leave(config, hardware)
             loaded = load_model(model, config, offline, revision, tokenizer, hardware, cache_folder, spare)
             undo.callback(loaded.model.close)
             guesses = head is not None or draft_model is not None or config.draft_with_planes

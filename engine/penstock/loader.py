@@ -20,19 +20,21 @@ from penstock.generation.executor import Executor
 from penstock.generation.warm_up import ZeroProducts, largest_step, measure_activations
 from penstock.kernels import Kernels, Matrix, choose_kernels
 from penstock.memory import kept_uses
-from penstock.memory.direct_io import DirectReader
+from penstock.memory.direct_io import DEFAULT_DEPTH, DirectReader
 from penstock.memory.hardware import (
     HardwareProfile,
     capacities,
     num_physical_cores,
 )
-from penstock.memory.kv_cache import KVCache
 from penstock.memory.kv_disk.kv_store import NUM_BUFFERS
+from penstock.memory.kv_spill.planned_cache import planned_cache
+from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.memory.lane import Lane, find_lane
 from penstock.memory.pages import round_up
 from penstock.memory.planning.cost import Predict, predict_step
+from penstock.memory.planning.kv_blocks import USUAL_TOKENS, context
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
-from penstock.memory.planning.planner import USUAL_TOKENS, context, plan_memory
+from penstock.memory.planning.planner import plan_memory
 from penstock.memory.pools import MemoryPool
 from penstock.memory.spare_memory import SpareMemory
 from penstock.model.pooling.find_pooling import wish_of
@@ -95,6 +97,8 @@ class Model:
         if experts is not None and self.uses_file is not None and experts.uses.num_uses:
             kept_uses.write(self.uses_file, experts.uses.counts)
         self.streamer.close()
+        if isinstance(self.executor.kv_cache, SpilledKVCache):
+            self.executor.kv_cache.close()
         self.store.close()
 
 
@@ -148,10 +152,10 @@ def load_model(
 
 
 class SharedEnds(NamedTuple):
-    """Matrices of a model in memory that a second model has, too."""
+    """Matrices of a model in memory that a second model has, too. Without a head, that is its own."""
 
     embedding: Matrix
-    head: Matrix
+    head: Matrix | None = None
 
 
 class PlannedModel(NamedTuple):
@@ -254,6 +258,7 @@ def begin_reading(
             UseCounts(size.experts.count_per_token, uses),
             undo,
             shared,
+            hardware.disk.depth if hardware.disk else DEFAULT_DEPTH,
         )
         _compare(plan, reader, streamer, resolved)
         family = executor.family
@@ -401,22 +406,27 @@ def _begin_reading(
     uses: UseCounts[UnitKey],
     undo: contextlib.ExitStack,
     shared: SharedEnds | None,
+    depth: int,
 ) -> tuple[Executor, LayerStreamer]:
     """Allocate memory and begin to read. When _begin_reading() returns, embedding and head are in memory and
     layers are on their way; all work of the processor is done while they arrive."""
     spec, tensors = opened.spec, opened.store.tensors
     ends = (tensors.embedding, tensors.head)
-    embedding_there, head_there = map(reader.begin, ends if shared is None else map(beside_shared, ends))
+    has_head = shared is None or shared.head is None
+    embedding_there, head_there = map(reader.begin, ends if has_head else map(beside_shared, ends))
     lane.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
     streamer = LayerStreamer(sharing.tensors, sharing.reader, lane, plan.tiers, uses, sharing.rows)
     undo.callback(streamer.close)
     with _room_for("the tables of its positions", lane):
         family = opened.family(spec, sharing.kernels, config.max_model_len, lane.torch_device)
     pool = MemoryPool("KV cache", plan.kv_bytes + plan.state_bytes, lane.allocate)
-    kv_cache = KVCache(spec, plan.num_kv_blocks, config.block_size, kv_layout, pool, plan.num_state_slots)
+    kv_cache = planned_cache(spec, plan, config.spill_folder, kv_layout, pool, depth)
+    if isinstance(kv_cache, SpilledKVCache):
+        undo.callback(kv_cache.close)
     embedding = embedding_there()
     if shared is not None:
         embedding = embedding.joined("embedding", shared.embedding)
+    if shared is not None and shared.head is not None:
         head = head_there().joined("head", shared.head)
     else:
         head = with_head(tensors, head_there(), embedding).map(lane.upload)
@@ -451,7 +461,8 @@ def _max_model_len(spec: ModelSpec, config: EngineConfig, plan: MemoryPlan) -> i
     if capacity < 2 or (config.max_model_len is not None and capacity < context):
         raise CapacityError(
             f"{plan.kv_bytes} bytes of KV cache hold {capacity} tokens; a sequence of {context} tokens needs "
-            "more. Enlarge the cache (--kv-tokens, --kv-cache-memory), or ask for less (--max-model-len)"
+            "more. Enlarge the cache (--kv-tokens, --kv-cache-memory), let what has no room lie on disk "
+            "(--kv-spill), or ask for less (--max-model-len)"
         )
     if capacity < context:
         logger.warning(

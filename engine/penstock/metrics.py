@@ -55,6 +55,24 @@ class KVDiskStats:
     reads: KVDiskReads = field(default_factory=KVDiskReads)
 
 
+@dataclass
+class KVSpillStats:
+    """Blocks of sequences that are longer than the KV cache's memory (--kv-spill), and what went to and from
+    the file since the start."""
+
+    num_blocks: int = 0
+    num_bytes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    #: Seconds in which layers waited for their blocks.
+    wait_s: float = 0.0
+
+    @property
+    def num_moved_bytes(self) -> int:
+        """Bytes in both directions."""
+        return self.read_bytes + self.written_bytes
+
+
 @dataclass(frozen=True)
 class StepStats:
     """What one step did."""
@@ -66,7 +84,7 @@ class StepStats:
     #: Bytes of weights that came to where layers are computed for this step: from the disk to RAM or, with a
     #: GPU, over the link to the card.
     streamed_bytes: int
-    #: Seconds in which the sweep waited for a layer to arrive.
+    #: Seconds in which the sweep waited for a layer, or its keys and values, to arrive.
     stall_s: float
     #: Seconds that the measured rates of disk, links, memory and arithmetic allow at best, and seconds that
     #: the plan predicts; 0 where nothing was measured.
@@ -80,6 +98,8 @@ class StepStats:
     #: Experts that layers asked for, each once in a layer, and those that were where they are computed.
     num_experts: int = 0
     num_expert_hits: int = 0
+    #: Bytes of keys and values that were read from the spill file, and written to it.
+    spilled_bytes: int = 0
 
 
 @dataclass
@@ -123,6 +143,8 @@ class EngineMetrics:
     links: dict[str, Traffic] = field(default_factory=dict)
     #: None where keys and values are not kept on disk.
     kv_disk: KVDiskStats | None = None
+    #: None where all blocks of the KV cache are in memory.
+    kv_spill: KVSpillStats | None = None
     #: Tokens of all steps together.
     step_tokens: int = 0
     #: A histogram: steps whose tokens are at most STEP_TOKENS[i] and more than STEP_TOKENS[i - 1]. The last

@@ -333,6 +333,10 @@ class ModelFootprint:
     implementation: str = "penstock"
     #: ModelSpec.state_bytes
     state_bytes: int = 0
+    #: Bytes of a token in each part of one layer's keys and values.
+    kv_part_bytes: tuple[int, ...] = ()
+    #: Why keys and values can't lie on disk while a sequence runs; "": they can.
+    no_spill: str = ""
 
     @property
     def encoder_bytes(self) -> int:

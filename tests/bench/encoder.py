@@ -26,7 +26,7 @@ from penstock.kernels import QuantizedTensor
 from penstock.measure import measure_hardware
 from penstock.text.tokenizer import NoText
 from penstock.weights.layer_weights import LayerWeights
-from penstock_server.commands.planning.plan_report import footprint_at
+from penstock_server.commands.planning.footprints import footprint_at
 
 TOKENS = 512
 #: The inputs and outputs of the product, and how often it is timed.

@@ -2,10 +2,13 @@
 
     .venv/bin/python tests/bench/kv_disk.py restart FOLDER --kv-disk KV
     .venv/bin/python tests/bench/kv_disk.py writing FOLDER --kv-disk KV --host-memory 700MiB
+    .venv/bin/python tests/bench/kv_disk.py chat FOLDER --kv-disk KV --tokens 40
 
 `restart`: the time to the first token of a prompt that is computed, and, in a new engine and with the page
 cache dropped, of the same prompt read from disk. The tokens and log-probabilities of both must be equal.
 `writing`: steps of new prompts, of which every second one's blocks are written meanwhile.
+`chat`: ten turns of a chat, each of which brings `--tokens` new tokens, and gets an answer of 32; the engine
+is loaded anew before each turn, with the page cache dropped. Tells how many tokens each turn computes.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from penstock.generation.requests.generation_request import SamplingParams
 from penstock.memory.kv_disk.kv_store import KVStore
 from penstock.text.tokenizer import NoText
 from penstock_server.settings.values import parse_bytes
+
+#: Turns of a chat, and tokens of an answer.
+NUM_TURNS, NUM_ANSWERED = 10, 32
 
 
 def prompt(num_tokens: int, seed: int) -> list[int]:
@@ -112,9 +118,33 @@ def writing(options: argparse.Namespace) -> None:
     )
 
 
+def chat(options: argparse.Namespace) -> None:
+    text, params = list[int](), SamplingParams(temperature=0, max_tokens=NUM_ANSWERED, ignore_eos=True)
+    seed = time.time_ns()
+    for turn in range(NUM_TURNS):
+        num_before = len(text)
+        text += prompt(options.tokens, seed + turn)
+        drop_page_cache(Path(options.model), options.kv_disk)
+        engine, store = load(options)
+        with engine:
+            store.wait_until_open()
+            began_s = time.perf_counter()
+            (answer,) = engine.generate([text], params)
+            took_s = time.perf_counter() - began_s
+            num_computed = engine.metrics.step_tokens - engine.metrics.draft_tokens
+            reads = engine.scheduler.block_manager.disk.reads
+        num_new = len(text) - num_before + NUM_ANSWERED - 1  # nobody needs the last token's keys and values
+        print(
+            f"turn {turn + 1}: {len(text)} tokens; {num_new} new with the answer, {num_computed} computed; "
+            f"{reads.num_tokens} from disk in {reads.read_s:.2f} s; {took_s:.2f} s in all"
+        )
+        assert num_computed - num_new <= 2 * engine.config.block_size
+        text += answer.token_ids
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="keys and values on disk")
-    parser.add_argument("what", choices=("restart", "writing"))
+    parser.add_argument("what", choices=("restart", "writing", "chat"))
     parser.add_argument("model", help="a converted folder")
     parser.add_argument("--kv-disk", type=Path, required=True)
     parser.add_argument("--host-memory", type=parse_bytes)
@@ -122,7 +152,7 @@ def main() -> None:
     parser.add_argument("--kv-tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=8)
     options = parser.parse_args()
-    {"restart": restart, "writing": writing}[options.what](options)
+    {"restart": restart, "writing": writing, "chat": chat}[options.what](options)
 
 
 if __name__ == "__main__":

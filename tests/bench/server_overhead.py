@@ -1,6 +1,6 @@
-"""What the server costs beside the model: streamed chats over HTTP from an engine whose steps take no time.
+"""What the server costs beside the model: streamed answers from an engine whose steps take no time.
 
-    python tests/bench/server_overhead.py [--streams 64] [--tokens 128] [--requests 512]
+    python tests/bench/server_overhead.py [--streams 64] [--tokens 128] [--requests 512] [--api chat]
 
 The real application, uvicorn and the engine's thread run in a process of their own; each token is a step, and
 a step begins when the event loop has seen the one before. Beside it, as the ceiling, the least application
@@ -31,6 +31,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 _PROBE_PAUSE_S = 0.02
 _SAMPLE_BYTES = 2048
+_TEXT = "Once upon a time"
+_MESSAGES = [{"role": "user", "content": _TEXT}]
+
+
+def asking(api: str, num_tokens: int) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request for a streamed answer of so many tokens."""
+    path, body = {
+        "chat": ("/v1/chat/completions", {"messages": _MESSAGES, "max_tokens": num_tokens}),
+        "completions": ("/v1/completions", {"prompt": _TEXT, "max_tokens": num_tokens}),
+        "responses": ("/v1/responses", {"input": _TEXT, "max_output_tokens": num_tokens}),
+        "messages": ("/v1/messages", {"messages": _MESSAGES, "max_tokens": num_tokens}),
+        "ollama": ("/api/chat", {"messages": _MESSAGES, "options": {"num_predict": num_tokens}}),
+    }[api]
+    return path, body | {"model": "instant", "stream": True}
 
 
 # -- servers, each in a process of its own ------------------------------------------------------
@@ -198,17 +212,13 @@ class StreamReader(asyncio.Protocol):
             self.done.set_exception(ConnectionError("the server closed a connection"))
 
 
-async def load(port: int, num_streams: int, num_requests: int, num_tokens: int) -> tuple[int, bytes]:
+async def load(
+    port: int, num_streams: int, num_requests: int, num_tokens: int, api: str
+) -> tuple[int, bytes]:
     """Number of events, and what one connection got first."""
-    body = json.dumps(
-        {
-            "messages": [{"role": "user", "content": "Once upon a time"}],
-            "max_tokens": num_tokens,
-            "ignore_eos": True,
-            "stream": True,
-        }
-    )
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    path, fields = asking(api, num_tokens)
+    body = json.dumps(fields)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
     loop, left = asyncio.get_running_loop(), [None] * num_requests
     readers: list[StreamReader] = []
@@ -225,12 +235,12 @@ def cpu_s(pid: int) -> float:
 
 
 def measure(
-    server_of: tuple[int, int], num_streams: int, num_requests: int, num_tokens: int
+    server_of: tuple[int, int], num_streams: int, num_requests: int, num_tokens: int, api: str
 ) -> dict[str, Any]:
     port, pid = server_of
     client = resource.getrusage(resource.RUSAGE_SELF)
     began, server_s = time.perf_counter(), cpu_s(pid)
-    num_events, sample = asyncio.run(load(port, num_streams, num_requests, num_tokens))
+    num_events, sample = asyncio.run(load(port, num_streams, num_requests, num_tokens, api))
     wall_s, server_s = time.perf_counter() - began, cpu_s(pid) - server_s
     now = resource.getrusage(resource.RUSAGE_SELF)
     client_s = now.ru_utime + now.ru_stime - client.ru_utime - client.ru_stime
@@ -270,15 +280,15 @@ def health_probe(port: int, latencies: list[float]) -> Any:
 
 def costs(server_of: tuple[int, int], options: argparse.Namespace) -> dict[str, Any]:
     """Microseconds of the process per request and per further token; the rest is of the fastest round."""
-    streams, requests, tokens = options.streams, options.requests, options.tokens
-    measure(server_of, streams, streams, tokens)  # warm up
-    shorts = [measure(server_of, streams, requests, 1) for _ in range(options.rounds)]
-    longs = [measure(server_of, streams, requests, tokens) for _ in range(options.rounds)]
+    streams, requests, tokens, api = options.streams, options.requests, options.tokens, options.api
+    measure(server_of, streams, streams, tokens, api)  # warm up
+    shorts = [measure(server_of, streams, requests, 1, api) for _ in range(options.rounds)]
+    longs = [measure(server_of, streams, requests, tokens, api) for _ in range(options.rounds)]
     short_s, long_s = (min(each["server_s"] for each in found) for found in (shorts, longs))
     best = max(longs, key=lambda each: float(each["tokens_per_s"]))
     latencies: list[float] = []
     with health_probe(server_of[0], latencies):
-        measure(server_of, streams, options.rounds * requests, tokens)
+        measure(server_of, streams, options.rounds * requests, tokens, api)
     latencies.sort()
     return {
         "tokens_per_s": best["tokens_per_s"],
@@ -306,24 +316,32 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=128, help="per answer")
     parser.add_argument("--rounds", type=int, default=3)
+    apis = ("chat", "completions", "responses", "messages", "ollama")
+    parser.add_argument("--api", choices=apis, default="chat", help="only chat is compared with the ceiling")
     options = parser.parse_args()
     with server(serve_penstock) as ours:
         wait_until_ready(ours[0])
         found = costs(ours, options)
-    # A chunk for the role, one per token, and [DONE].
-    assert found["num_events"] == options.requests * (options.tokens + 2), found["num_events"]
-    chunk = one_chunk(found.pop("sample"))
-    with server(serve_bare, chunk) as bare:
-        wait_until_ready(bare[0])
-        ceiling = costs(bare, options)
-    del ceiling["sample"], ceiling["num_events"]
-    found |= {f"bare_{name}": value for name, value in ceiling.items()}
-    print(
-        f"{options.streams} streams of chat completions, {options.tokens} chunks each of {len(chunk)} bytes"
-    )
+    sample = found.pop("sample")
+    print(f"{options.streams} streams of {options.api}, {options.tokens} tokens each")
+    if options.api == "chat":
+        # A chunk for the role, one per token, and [DONE].
+        assert found["num_events"] == options.requests * (options.tokens + 2), found["num_events"]
+        chunk = one_chunk(sample)
+        with server(serve_bare, chunk) as bare:
+            wait_until_ready(bare[0])
+            ceiling = costs(bare, options)
+        del ceiling["sample"], ceiling["num_events"]
+        found |= {f"bare_{name}": value for name, value in ceiling.items()}
+        print(f"chunks of {len(chunk)} bytes")
     for name, value in found.items():
         print(f"  {name:18} {value:10.3f}")
-    print(json.dumps({"bench": "server_overhead"} | {name: round(value, 3) for name, value in found.items()}))
+    print(
+        json.dumps(
+            {"bench": "server_overhead", "api": options.api}
+            | {name: round(value, 3) for name, value in found.items()}
+        )
+    )
 
 
 def wait_until_ready(port: int) -> None:

@@ -15,9 +15,9 @@ from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.memory.planning.cards import find_card
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.planner import plan_memory
-from penstock.metrics import StepStats, Traffic
+from penstock.metrics import KVDiskReads, KVDiskStats, StepStats, Traffic
 from penstock.model.known_shapes import find_shape
-from penstock_server.commands.planning.plan_report import footprint_of
+from penstock_server.commands.planning.footprints import footprint_of
 from server.models.pools import Fakes
 
 from .browser import OpenPage, answer, expect, say, serving, wait_until_done
@@ -48,6 +48,16 @@ def test_the_machine_is_shown_as_it_is_planned(server: ServerProcess, open_page:
     expect(tokens).to_have_text(re.compile(r"^[1-9][\d,]* since the start"))
     page.get_by_role("button", name="What lies where").click()
     expect(page.get_by_role("region", name="What lies where")).to_contain_text("keys and values")
+
+
+def test_what_came_from_disk_is_shown(open_page: OpenPage) -> None:
+    engine = planned_engine()
+    reads = KVDiskReads(num_blocks=3, num_tokens=4800, read_s=0.5, saved_s=75.0)
+    engine.model.metrics.kv_disk = KVDiskStats(limit_bytes=1 << 30, num_bytes=1 << 28, reads=reads)
+    with serving(engine) as url:
+        kept = open_page(url).locator(".reading", has_text="Tokens from disk")
+        expect(kept).to_contain_text("4,800")
+        expect(kept).to_contain_text(re.compile("75.* s saved; .* kept"))
 
 
 def test_a_sweep_passes_over_the_layers(open_page: OpenPage) -> None:

@@ -18,6 +18,7 @@ from penstock.kernels import cpu, cpu_builds
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import builds_of
 from penstock.kernels.operands import KV_CODES
+from penstock.kernels.sublayers.partial_results import partial_bytes
 from penstock.spec import INT8, SCALE_BYTES
 
 COMPILER, QEMU = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
@@ -96,7 +97,7 @@ def _attention_sizes(a: tuple[Any, ...]) -> Sizes:
     tokens = _most(a[13], ctypes.c_int32, sequences + 1)
     num_blocks = _most(a[11], ctypes.c_int32, sequences * max_blocks) + 1
     cache = num_blocks * kv_heads * _head_bytes(a[7], width, block)
-    partials = cpu._partial_bytes(tokens * heads, max_blocks * block, width, False)
+    partials = partial_bytes(tokens * heads, max_blocks * block, width, False)
     return {0: _rows(tokens, a[1], heads * width), 2: 4 * tokens * heads * width, 5: cache, 6: cache,
             11: 4 * sequences * max_blocks, 13: 4 * (sequences + 1), 14: 4 * sequences, 15: 4 * sequences,
             21: 4 * heads, 22: 4 * heads * (2 * a[23] + 1), 25: 8 * heads, 26: 4 * heads, 28: 8 * tokens,

@@ -31,7 +31,7 @@ def library() -> ctypes.CDLL:
 
 def emulated_amx_kernels(activations: str = "int16") -> NativeKernels:
     native = NativeKernels(activations, build="avx512")
-    native.build, native._library = "amx", library()
+    native.use("amx", library())
     return native
 
 

@@ -31,5 +31,5 @@ def library() -> ctypes.CDLL:
 
 def emulated_avxvnni_kernels(activations: str = "int16") -> NativeKernels:
     native = NativeKernels(activations, build="avx2")
-    native.build, native._library = "avxvnni", library()
+    native.use("avxvnni", library())
     return native

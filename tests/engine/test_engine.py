@@ -391,13 +391,13 @@ def test_a_prompt_is_found_only_with_its_salt(tiny_llama: Path) -> None:
 def test_chunks_become_as_large_as_the_target_for_a_steps_time_allows(tiny_llama: Path) -> None:
     """By what was measured of the hardware, where there is something; else by the steps themselves."""
     engine = Engine.load(tiny_llama, EngineConfig(step_time_target_s=1.0, max_num_batched_tokens=200))
-    engine.meter.predict = lambda num_tokens, num_sampled, num_encoded=0: StepPrediction(
+    engine.meter.predict = lambda num_tokens, num_sampled, *_: StepPrediction(
         num_tokens, num_sampled, {"arithmetic": num_tokens * 0.02}, num_tokens * 0.02
     )
     engine.add(GenerationRequest([9] * 120, SamplingParams(), "first"))
     engine.step()
     assert engine.scheduler.admission.running[0].num_computed_tokens == 50
-    engine.meter.predict = lambda num_tokens, num_sampled, num_encoded=0: UNKNOWN
+    engine.meter.predict = lambda num_tokens, num_sampled, *_: UNKNOWN
     engine.meter.measured = MeasuredSteps()
     engine.meter.measured.record(10, 0.4)
     engine.meter.measured.record(100, 4.0)

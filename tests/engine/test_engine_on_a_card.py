@@ -101,6 +101,16 @@ def test_answers_are_those_of_the_cpu(name: str, tmp_path: Path) -> None:
     assert found == [found[0]] * len(combinations)
 
 
+def test_int8_keys_and_values(model: Path, card: PretendedCard) -> None:
+    expected = engines.answer(engines.load(model, "cpu", kernels="reference", kv_dtype="int8"))
+    engine = engines.load(model, num_resident_layers=1, kv_dtype="int8")
+    found = engines.answer(engine)
+    del engine
+    check_nothing_is_left(card)
+    assert card.driver.num_launches["write_kv_int8"]
+    assert_same_answers(found, expected)
+
+
 @pytest.mark.parametrize("quantized", [{"weights": "int4", "group_size": 32}, {"group_size": 32}])
 def test_weights_in_groups(quantized: dict[str, Any], checkpoint: Path, card: PretendedCard) -> None:
     """4-bit codes, and INT8 with a scale per group."""

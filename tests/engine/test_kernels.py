@@ -32,8 +32,8 @@ from kernel_cases import (
 from torch import Tensor
 
 from penstock.errors import ConfigError
-from penstock.kernels import Kernels, RouterFunction, cpu, cpu_builds
-from penstock.kernels.cpu import SPLIT_KEYS, NativeKernels
+from penstock.kernels import Kernels, RouterFunction, cpu_builds
+from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.cuda.kernels import CudaKernels
 from penstock.kernels.int_mm import TorchKernels
@@ -46,6 +46,8 @@ from penstock.kernels.operands import (
     QuantizedTensor,
 )
 from penstock.kernels.reference import ReferenceKernels, quantize_activations, split_rows
+from penstock.kernels.sublayers import partial_results
+from penstock.kernels.sublayers.partial_results import SPLIT_KEYS
 from penstock.spec import FLOAT16, FLOAT32, KVLayout
 from penstock.weights.quantize import quantize
 
@@ -474,7 +476,7 @@ def test_parts_of_a_long_context_are_merged(
             layout.positions[token : token + 1].int() + 1,
         )
         assert torch.equal(native.paged_attention(q[token : token + 1], kv, alone, spec)[0], shared[token])
-    monkeypatch.setattr(cpu, "MAX_PARTIAL_BYTES", 0)
+    monkeypatch.setattr(partial_results, "MAX_PARTIAL_BYTES", 0)
     assert torch.equal(native.paged_attention(q, kv, layout, spec), shared)
 
 

@@ -37,10 +37,12 @@ def kept(tmp_path: Path, **changes: Any) -> EngineConfig:
     return replace(PLAIN, enable_prefix_caching=True, kv_disk=str(tmp_path / "kv"), **changes)
 
 
-def answers(model: Path, settings: EngineConfig, asked: list[list[int]]) -> tuple[list[Completion], Engine]:
+def answers(
+    model: Path, settings: EngineConfig, asked: list[list[int]], params: SamplingParams = PARAMS
+) -> tuple[list[Completion], Engine]:
     """Each prompt by itself in one engine, which is closed then."""
     with Engine.load(model, settings, tokenizer=Ids()) as engine:
-        return [engine.generate([prompt], PARAMS)[0] for prompt in asked], engine
+        return [engine.generate([prompt], params)[0] for prompt in asked], engine
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +73,21 @@ def test_a_new_engine_finds_what_the_last_one_computed(name: str, tmp_path: Path
     least = (70 // BLOCK_SIZE) + (40 // BLOCK_SIZE) if name != "BART" else 70 // BLOCK_SIZE + 1
     assert num_read(engine) >= least
     assert engine.metrics.prefix_cache_hits >= least * BLOCK_SIZE - 10
+
+
+def test_a_chat_computes_what_is_new_in_each_of_ten_turns(llama: Path, tmp_path: Path) -> None:
+    """In a new engine for each turn. Whole blocks are kept: a turn computes at most a block more."""
+    text, params = list[int](), replace(PARAMS, max_tokens=7)
+    for number in range(10):
+        num_before = len(text)
+        text += prompts(f"turn {number}", 9)[0]
+        (expected,) = answers(llama, PLAIN, [text], params)[0]
+        with Engine.load(llama, kept(tmp_path), tokenizer=Ids()) as engine:
+            assert engine.generate([text], params) == [expected]
+            num_new = len(text) - num_before + len(expected.token_ids) - 1
+            # The last answer's last token was never computed.
+            assert num_new <= engine.metrics.step_tokens <= num_new + BLOCK_SIZE
+        text += expected.token_ids
 
 
 def test_what_was_evicted_and_preempted_comes_from_disk(llama: Path, tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from test_int4_kernels import matrix as int4_matrix
 from test_kernels import BUILDS, FAST, kernels
 from torch import Tensor
 
-from penstock.kernels import cpu
-from penstock.kernels.cpu import SPLIT_KEYS
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, Matrix, QuantizedTensor
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.reference import ReferenceKernels
+from penstock.kernels.sublayers import partial_results
+from penstock.kernels.sublayers.partial_results import SPLIT_KEYS
 from penstock.spec import LATENT_FLOAT16, LATENT_FLOAT32
 
 SEQUENCES = [(1, 1), (37, 37), (90, 5), (16, 1)]
@@ -95,7 +95,7 @@ def test_parts_of_a_long_context_are_merged(
         first.int() + 1,
     )
     assert torch.equal(native.paged_attention(q[:1], kv, alone, spec)[0], shared[0])
-    monkeypatch.setattr(cpu, "MAX_PARTIAL_BYTES", 0)
+    monkeypatch.setattr(partial_results, "MAX_PARTIAL_BYTES", 0)
     assert torch.equal(native.paged_attention(q, kv, layout, spec), shared)
 
 

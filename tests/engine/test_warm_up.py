@@ -16,9 +16,9 @@ from penstock.config import EngineConfig, KernelChoice
 from penstock.engine import Engine
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.warm_up import largest_step
-from penstock.kernels import cpu
-from penstock.kernels.cpu import SPLIT_KEYS
 from penstock.kernels.cpu_builds import compiled_builds
+from penstock.kernels.sublayers import partial_results
+from penstock.kernels.sublayers.partial_results import SPLIT_KEYS
 
 needs_native = pytest.mark.skipif(not compiled_builds(), reason="no compiled kernels here")
 
@@ -60,7 +60,7 @@ def test_partial_results_of_long_contexts_are_measured(
     build("GPT-2", tmp_path, n_positions=4096, n_inner=64)
     num_prompt = 3 * SPLIT_KEYS + 60  # 48 steps of 64 tokens, and one
     token_bytes = 4 * 4 * (16 + 16) * 4  # of 4 heads in 4 parts
-    monkeypatch.setattr(cpu, "MAX_PARTIAL_BYTES", most_shared * token_bytes)
+    monkeypatch.setattr(partial_results, "MAX_PARTIAL_BYTES", most_shared * token_bytes)
     config = EngineConfig(max_num_batched_tokens=64, max_num_seqs=4, num_kv_tokens=4096, num_threads=1)
     tokenizer: Any = Ids()
     with Engine.load(tmp_path, config, tokenizer=tokenizer) as engine:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from penstock.drafters.last_states import LastStates
+from penstock.drafters.heard_states import HeardStates
 from penstock.generation.drafting.asking import Place
 from penstock.generation.drafting.expectation import Assumed, assumed_head
 from penstock.generation.drafting.fork_limit import ForkLimit
@@ -76,7 +76,8 @@ class MTPDrafter:
         """loaded: the head, as a model of one layer. model: the one that it came with. plan: the head's,
         whose memory it takes beside the model."""
         self.head, self.plan, self.config = loaded.model, plan, loaded.config
-        self._states = LastStates(model.spec.num_layers)
+        num_layers = model.spec.num_layers
+        self._states = HeardStates(self._layers(num_layers), num_layers)
         self._predict, self._norm_final = loaded.predict, model.executor.norm_final
         self._blocks = BlockManager(loaded.plan.num_kv_blocks, loaded.config.block_size, False)
         self._sampler = Sampler(model.spec.vocab_size, frozenset())
@@ -84,6 +85,15 @@ class MTPDrafter:
         #: By the number of a sequence.
         self._twins: dict[int, _Twin] = {}
         self._forks = ForkLimit()
+
+    def _layers(self, num_layers: int) -> tuple[int, ...]:
+        """The layers of the model whose hidden states the head gets."""
+        return (num_layers - 1,)
+
+    def _given(self, hidden: Tensor) -> Tensor:
+        """What the head's rows get of hidden states, as HeardStates.take() has them: float32 [num_tokens,
+        hidden_size]."""
+        return self._norm_final(hidden)
 
     @property
     def assumed(self) -> Assumed:
@@ -157,9 +167,10 @@ class MTPDrafter:
             if twin is None:
                 request = replace(sequence.request, adapter=None)  # which changes the model's layers
                 rows = Sequence(sequence.sequence_id, request, self.head.max_model_len)
-                twin = _Twin(weakref.ref(sequence), rows, 1, hidden[:0])
+                none = torch.empty(0, self.head.spec.hidden_size)
+                twin = _Twin(weakref.ref(sequence), rows, 1, none)
                 self._twins[sequence.sequence_id] = twin
-            hidden = self._norm_final(hidden[max(0, twin.end - start) :])
+            hidden = self._given(hidden[max(0, twin.end - start) :])
             if start > twin.end:  # others had computed what lies between
                 self._begin_at(twin, start, hidden)
             else:

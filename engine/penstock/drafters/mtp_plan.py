@@ -29,6 +29,9 @@ from penstock.weights.store import planned_tensors
 
 logger = logging.getLogger(__name__)
 
+#: Why a head can't guess for a model on a GPU.
+ON_GPU = "a GPU computes the model, and heads are computed on the processor so far. Take --device cpu"
+
 
 class PlannedMTP:
     """Files that are open, and a plan. Nothing is allocated."""
@@ -140,13 +143,18 @@ def _step_s(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfi
 
 
 def _trouble(opened: OpenModel | None, config: EngineConfig) -> str:
-    """Why a head can't guess, and what to do; empty if it can."""
+    """Why there are no guesses, and what to do; empty if there can be."""
     if opened is None:
         return "its files hold no head that Penstock computes. Leave mtp out, and name a draft model"
+    return why_not(opened, config)
+
+
+def why_not(opened: OpenModel, config: EngineConfig) -> str:
+    """Why a head can't guess, and what to do; empty if it can."""
     if config.device != "cpu" and gpu_trouble() is None:
-        return "a GPU computes it, and heads are computed on the processor so far. Take --device cpu"
+        return ON_GPU
     if any(rope.short_length for rope in opened.spec.ropes):
-        return "its rope depends on the length of a text. Leave mtp out, and name a draft model"
+        return "its rope depends on the length of a text. Name a small draft model in its place"
     return ""
 
 

@@ -10,9 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from penstock.generation.layer_caches import KVSweep, layer_caches
 from penstock.generation.model_inputs import EncodedInputs, ModelInputs
-from penstock.kernels import LayerKV
 from penstock.memory.kv_cache import KVCache
+from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.model.family import Family
 from penstock.weights.layer_weights import LayerWeights
 
@@ -45,7 +46,7 @@ class Executor:
         embedding: LayerWeights,
         head: LayerWeights,
         streamer: LayerSource,
-        kv_cache: KVCache,
+        kv_cache: KVCache | SpilledKVCache,
         max_rows: int = 64,
         places: Sequence[int] = (),
     ) -> None:
@@ -59,10 +60,7 @@ class Executor:
         self._head = head
         self._streamer = streamer
         self._kv_cache = kv_cache
-        self._kv = [
-            LayerKV(kv_cache.layout, parts, states)
-            for parts, states in zip(kv_cache.layers, kv_cache.states, strict=True)
-        ]
+        self._caches = layer_caches(kv_cache, family.spec)
         self._max_rows = max_rows
         self._places = places
 
@@ -83,7 +81,7 @@ class Executor:
         )
 
     @property
-    def kv_cache(self) -> KVCache:
+    def kv_cache(self) -> KVCache | SpilledKVCache:
         """The keys and values."""
         return self._kv_cache
 
@@ -121,18 +119,18 @@ class Executor:
         observe(index, hidden) gets the hidden states after each layer.
         """
         self._streamer.begin_step(len(inputs.input_ids))
-        self._kv_cache.copy_blocks(inputs.block_copies)
-        self._kv_cache.copy_states(inputs.state_copies)
         family, encoded = self._family, inputs.encoded
-        if encoded is not None:
-            names = family.encoder_stack_names
-            self._sweep(names, encoded, is_cancelled, lambda index, hidden: None)
-        return self._sweep(family.stack_names, inputs, is_cancelled, observe)
+        with self._caches.sweep(inputs) as kv:
+            if encoded is not None:
+                names = family.encoder_stack_names
+                self._sweep(names, encoded, kv, is_cancelled, lambda index, hidden: None)
+            return self._sweep(family.stack_names, inputs, kv, is_cancelled, observe)
 
     def _sweep(
         self,
         stacks: tuple[str, ...],
         inputs: ModelInputs | EncodedInputs,
+        kv: KVSweep,
         is_cancelled: Callable[[], bool],
         observe: Callable[[int, Tensor], None],
     ) -> Tensor:
@@ -148,8 +146,8 @@ class Executor:
                         raise Cancelled
                     if inputs.adapters is not None:
                         weights = inputs.adapters.onto(weights, stack, number)
-                    kv = self._kv[self._family.kv_layer(stack, index)]
-                    hidden = compute(index, weights, hidden, kv, layout)
+                    with kv.layer(self._family.kv_layer(stack, index), layout) as (own, rows):
+                        hidden = compute(index, weights, hidden, own, rows)
                     observe(index, hidden)
         return hidden
 

@@ -12,7 +12,7 @@ from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.memory.planning.cost import UNKNOWN, MeasuredSteps, Predict
 from penstock.memory.planning.expert_demand import ExpertDemand
 from penstock.memory.planning.plan import MemoryPlan
-from penstock.metrics import EngineMetrics, StepStats
+from penstock.metrics import EngineMetrics, KVSpillStats, StepStats
 from penstock.weights.streamer import LayerStreamer
 
 
@@ -25,8 +25,10 @@ class StepMeter:
         streamer: LayerStreamer,
         predict: Predict,
         max_num_seqs: int,
+        kv_spill: KVSpillStats | None = None,
     ) -> None:
-        """`predict` says how long a step should take by what was measured of the hardware."""
+        """`predict` says how long a step should take by what was measured of the hardware. `kv_spill`: of
+        keys and values that are on disk while their sequence runs."""
         self.predict = predict
         #: What the steps so far say, for hardware that was not measured.
         self.measured = MeasuredSteps()
@@ -37,6 +39,7 @@ class StepMeter:
             pinned_bytes=streamer.tiers.pinned_bytes,
             unpinned_bytes=streamer.tiers.unpinned_bytes,
             links=streamer.tiers.traffic,
+            kv_spill=kv_spill,
         )
         self._streamer = streamer
         self._max_num_seqs = max_num_seqs
@@ -46,6 +49,8 @@ class StepMeter:
         self._streamed_bytes = 0
         self._stall_s = 0.0
         self._expert_counts = (0, 0, 0)
+        self._spill = kv_spill or KVSpillStats()
+        self._spilled_bytes = 0
 
     def predict_s(self, num_tokens: int) -> float:
         """Seconds of a step, by the rates of the hardware or, where those are unknown, by earlier steps."""
@@ -70,17 +75,21 @@ class StepMeter:
         """A step begins."""
         self._began_s = time.perf_counter()
         self._streamed_bytes = self._streamer.tiers.streamed_bytes
-        self._stall_s = self._streamer.lane.link.stall_s
+        self._stall_s = self._waited_s()
+        self._spilled_bytes = self._spill.num_moved_bytes
         self._expert_counts = self._streamer.tiers.expert_counts
 
     def record(self, batch: Batch, chosen: List[Chosen], outputs: list[RequestOutput]) -> None:
         """The step has ended. `chosen` has what was chosen for each of its sequences, and `outputs` what its
         requests gained."""
         num_tokens, num_encoded = batch.num_tokens, batch.num_encoded
-        expected = self.predict(num_tokens, batch.num_rows, num_encoded)
+        spilled = self._spill.num_moved_bytes - self._spilled_bytes
+        expected = self.predict(num_tokens, batch.num_rows, num_encoded, None, spilled)
         demand = self._demand()
         floor = (
-            self.predict(num_tokens, batch.num_rows, num_encoded, demand) if demand.num_asked else expected
+            self.predict(num_tokens, batch.num_rows, num_encoded, demand, spilled)
+            if demand.num_asked
+            else expected
         )
         chains = [choice for choice in chosen if choice.num_drafts]
         for chain in chains:
@@ -94,17 +103,22 @@ class StepMeter:
             num_drafts=sum(chain.num_drafts for chain in chains),
             num_right_drafts=sum(chain.num_right for chain in chains),
             streamed_bytes=self._streamer.tiers.streamed_bytes - self._streamed_bytes,
-            stall_s=self._streamer.lane.link.stall_s - self._stall_s,
+            stall_s=self._waited_s() - self._stall_s,
             floor_s=floor.floor_s,
             predicted_s=expected.seconds,
             num_experts=int(demand.num_asked),
             num_expert_hits=int(demand.num_asked - demand.num_missing),
+            spilled_bytes=spilled,
         )
         self.metrics.expert_queries += stats.num_experts
         self.metrics.expert_hits += stats.num_expert_hits
         if not num_encoded:  # the time of an encoder's sweep says nothing about other steps
             self.measured.record(num_tokens, stats.duration_s)
         self.metrics.record(stats)
+
+    def _waited_s(self) -> float:
+        """Seconds in which computing waited for weights, and for keys and values."""
+        return self._streamer.lane.link.stall_s + self._spill.wait_s
 
     def _demand(self) -> ExpertDemand:
         """The experts that the step has asked for."""

@@ -41,5 +41,6 @@
 #include "cpu/low_rank.h"
 #include "cpu/attention.h"
 #include "cpu/heads.h"
+#include "cpu/sublayers/attention_sublayer.h"
 #include "cpu/recurrence.h"
 #include "cpu/weights.h"

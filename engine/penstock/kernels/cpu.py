@@ -37,16 +37,11 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.native import NativeRecurrences
+from penstock.kernels.sublayers.attention_sublayer import Sublayers
+from penstock.kernels.sublayers.native import NativeSublayers
+from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, partial_bytes
 
 logger = logging.getLogger(__name__)
-
-#: Dimensions per head that cpu.c keeps on its stack.
-MAX_HEAD_DIM = 1024
-#: Keys of a partial result of attention (SPLIT in attention_rows.h).
-SPLIT_KEYS = 1024
-#: The most bytes for all partial results of a step: with more of them, there are tokens enough to give every
-#: thread work, and no sequence needs to be shared.
-MAX_PARTIAL_BYTES = 16 << 20
 
 
 class NativeKernels(NativeRecurrences):
@@ -70,15 +65,20 @@ class NativeKernels(NativeRecurrences):
         Raises ConfigError where there is none.
         """
         self.activations = activations
-        self.build: str
-        self._library: Any
-        self.build, self._library = load_library(build)
+        self._activation_bits = 16 if activations == "int16" else 8
+        self._notice = ClampNotice()
+        self.use(*load_library(build))
         if self.build == "amx" and not self._library.penstock_has_tiles():
             logger.warning("AMX can't be used (the system refuses it, or its trial failed): AVX512 serves")
-        self._activation_bits = 16 if activations == "int16" else 8
-        self.experts = NativeExperts(self._library, self._activation_bits, self)
-        self.adapters = NativeLowRank(self._library)
-        self._notice = ClampNotice()
+
+    def use(self, build: str, library: Any) -> None:
+        """Compute with this library's functions."""
+        self.build, self._library = build, library
+        self.experts = NativeExperts(library, self._activation_bits, self)
+        self.adapters = NativeLowRank(library)
+        self.sublayers: Sublayers | None = NativeSublayers(
+            library, self._activation_bits, self.experts, self._notice
+        )
 
     def set_num_threads(self, num_threads: int) -> int:
         """Set the threads of all native kernels of this process. Returns how many there are now; the log says
@@ -92,6 +92,7 @@ class NativeKernels(NativeRecurrences):
         """A twin whose products, norms and attention compute nothing."""
         twin = copy.copy(self)
         twin._library, twin._longest = _Idle(), longest
+        twin.sublayers = None
         twin.experts = UncomputedExperts(twin._library, twin._activation_bits, twin)
         return twin
 
@@ -183,7 +184,7 @@ class NativeKernels(NativeRecurrences):
         y = torch.empty(num_tokens, num_heads * value_dim)
         tiles = torch.empty(2 * num_tokens)  # of 4 bytes, as C's int32_t
         max_blocks = max(batch.native[1], -(-self._longest // block_size))
-        num_partial_bytes = _partial_bytes(
+        num_partial_bytes = partial_bytes(
             num_tokens * num_heads, max_blocks * block_size, value_dim, is_most=self._longest > 0
         )
         partials = torch.empty(num_partial_bytes // 4) if num_partial_bytes else None
@@ -245,16 +246,6 @@ def _scratch(num_tokens: int, in_features: int, num_groups: int) -> Tensor:
     """Room for a product's activations. The elements are float32, since torch allocates its default dtype
     faster than others."""
     return torch.empty(padded_rows(num_tokens) * token_bytes(in_features, num_groups) // 4)
-
-
-def _partial_bytes(num_rows: int, num_keys: int, head_dim: int, is_most: bool) -> int:
-    """Bytes of partial results, if threads are to share sequences; otherwise 0. With `is_most`, the most that
-    this step or a smaller one takes: where this step's are too many, a smaller step reaches the limit."""
-    num_splits = -(-num_keys // SPLIT_KEYS)
-    num_bytes = 4 * num_rows * num_splits * (-(-head_dim // 16) * 16 + 16)
-    if is_most:
-        num_bytes = min(num_bytes, MAX_PARTIAL_BYTES)
-    return num_bytes if num_splits > 1 and num_bytes <= MAX_PARTIAL_BYTES else 0
 
 
 class _Idle:

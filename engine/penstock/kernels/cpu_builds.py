@@ -124,7 +124,7 @@ def open_library(path: Path) -> ctypes.CDLL:
         function.argtypes, function.restype = types, None
     library.penstock_set_num_threads.restype = library.penstock_has_tiles.restype = _I
     library.penstock_read.restype, library.penstock_tune.restype = _N, _I
-    library.penstock_write_kv.restype = _I
+    library.penstock_write_kv.restype = library.penstock_attention_sublayer.restype = _I
     return library
 
 
@@ -152,6 +152,9 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_paged_attention": (
         _P, _N, _P, _N, _N, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _P, _N, _F, _F, _N, _N, _P, _P, _N, _N,
         _P, _P, _N, _P, _P,
+    ),
+    "penstock_attention_sublayer": (
+        _P, _P, _N, _P, _P, _N, _P, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _P, _N, _I, _P, _P, _P,
     ),
     "penstock_short_conv": (_P, _N, _N, _P, _P, _N, _P, _P, _P, _P, _P, _P, _P, _P, _N),
     "penstock_recurrence": (

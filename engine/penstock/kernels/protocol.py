@@ -22,6 +22,7 @@ from penstock.kernels.operands import (
     Matrix,
     RouterFunction,
 )
+from penstock.kernels.sublayers.attention_sublayer import Sublayers
 from penstock.spec import KV_LAYOUTS, KVLayout
 
 
@@ -158,6 +159,10 @@ class Kernels(Recurrences, Protocol):
     def adapters(self) -> LowRankKernels:
         """Arithmetic of adapters (LoRA)."""
 
+    @property
+    def sublayers(self) -> Sublayers | None:
+        """Parts of layers in one call; None: these kernels compute all operations one by one."""
+
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
         """Rotate the first 2 * half dimensions of each head in place (arXiv 2104.09864).
 
@@ -206,7 +211,10 @@ class _ForwardingRecurrences:
 
 class ForwardingKernels(_ForwardingRecurrences):
     """Kernels that pass every call on to others. A wrapper is a subclass and overrides the calls
-    that it watches or replaces. A wrapper that replaces the products of experts as well sets `experts`."""
+    that it watches or replaces. A wrapper that replaces the products of experts as well sets `experts`. A
+    wrapper that neither watches nor replaces what `sublayers` consist of passes these on, too."""
+
+    sublayers: Sublayers | None = None
 
     def __init__(self, kernels: Kernels) -> None:
         super().__init__(kernels)

@@ -186,6 +186,8 @@ def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 class PlainOperations(PlainRecurrences):
     """Everything but products, which all sets of kernels in plain torch share."""
 
+    sublayers = None
+
     @cached_property
     def _notice(self) -> ClampNotice:
         return ClampNotice()

@@ -141,7 +141,7 @@ class DirectReader:
         if offset % PAGE or buffer.data_ptr() % PAGE or buffer.numel() < round_up(num_bytes):
             raise ValueError(f"offset {offset} or the buffer of {buffer.numel()} bytes is not in whole pages")
         whole = Range(self._open(path), Future(), num_bytes)
-        view, address = memoryview(buffer.numpy().data).cast("B"), buffer.data_ptr()
+        address = buffer.data_ptr()
         starts = range(0, num_bytes, self._block_bytes)
         whole.num_blocks = len(starts)
         if not starts:
@@ -149,8 +149,7 @@ class DirectReader:
         blocks = []
         for start in starts:
             length = min(self._block_bytes, num_bytes - start)
-            part = view[start : start + round_up(length)]
-            blocks.append(Block(whole, part, address + start, offset + start, length))
+            blocks.append(Block(whole, buffer, start, address + start, offset + start, length))
         self._reads_of(whole.file).put(blocks)
         return whole.future
 

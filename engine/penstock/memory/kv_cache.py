@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +14,17 @@ from torch import Tensor
 from penstock.memory.pools import MemoryPool
 from penstock.spec import KVLayout, ModelSpec
 from penstock.state_layout import StateLayout
+
+
+class BlockCache(Protocol):
+    """Blocks, each in all layers, that can be copied out and in."""
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    def read_block(self, block: int, out: Tensor) -> None: ...
+
+    def write_block(self, block: int, content: Tensor) -> None: ...
 
 
 class KVCache:

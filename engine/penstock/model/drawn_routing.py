@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.kernels import ForwardingKernels, Kernels, RouterFunction
 
-#: The share of scores that a guess knows, so that it finds about 85% of a token's experts by the usual
+#: The share of scores that a guess knows, so that it finds about 80% of a token's experts by the usual
 #: popularity. Others measured 70 to 89% in trained models.
 SHARE_GUESSED = 0.8
 #: Rows of scores that are drawn at a time.
@@ -35,11 +35,13 @@ class DrawnRouters(ForwardingKernels):
         share_guessed: float = SHARE_GUESSED,
     ) -> None:
         super().__init__(kernels)
+        self.sublayers = kernels.sublayers
         self._logits = torch.tensor(weights).log()
         self._generator = torch.Generator().manual_seed(seed)
         self._share_guessed = share_guessed
-        #: Scores that are drawn ahead, of each function: one by one, they would take longer than a router.
-        self._drawn: dict[RouterFunction, Iterator[Tensor]] = {}
+        #: Scores that are drawn ahead, of each function, with the guesses for them: one by one, they would
+        #: take longer than a router.
+        self._drawn: dict[RouterFunction, Iterator[tuple[Tensor, Tensor]]] = {}
         #: What the last router got, and the router's address; scores of routers that were guessed.
         self._asked: tuple[Tensor, int] | None = None
         self._guessed: dict[int, Tensor] = {}
@@ -52,20 +54,22 @@ class DrawnRouters(ForwardingKernels):
         if len(own) > 1:
             return self._draw(len(own), function).to(own.device)
         if self._asked is not None and x is self._asked[0] and router != self._asked[1]:
-            self._guessed[router] = row = self._next(function)
-            is_right = torch.rand(row.shape, generator=self._generator) < self._share_guessed
-            return torch.where(is_right, row, self._next(function)).to(own.device)
+            self._guessed[router], guess = self._next(function)
+            return guess.to(own.device)
         self._asked = x, router
         guessed = self._guessed.pop(router, None)
-        return (self._next(function) if guessed is None else guessed).to(own.device)
+        return (self._next(function)[0] if guessed is None else guessed).to(own.device)
 
-    def _next(self, function: RouterFunction) -> Tensor:
-        """The scores of one token."""
-        row = next(self._drawn.setdefault(function, iter(())), None)
-        if row is None:
-            self._drawn[function] = iter(torch.split(self._draw(DRAWN_AHEAD, function), 1))
-            row = next(self._drawn[function])
-        return row
+    def _next(self, function: RouterFunction) -> tuple[Tensor, Tensor]:
+        """The scores of one token, and a guess."""
+        found = next(self._drawn.setdefault(function, iter(())), None)
+        if found is None:
+            rows, others = self._draw(DRAWN_AHEAD, function), self._draw(DRAWN_AHEAD, function)
+            is_right = torch.rand(rows.shape, generator=self._generator) < self._share_guessed
+            guesses = torch.where(is_right, rows, others)
+            self._drawn[function] = zip(torch.split(rows, 1), torch.split(guesses, 1), strict=True)
+            found = next(self._drawn[function])
+        return found
 
     def _draw(self, num_rows: int, function: RouterFunction) -> Tensor:
         noise = -torch.empty(num_rows, len(self._logits)).exponential_(generator=self._generator).log()

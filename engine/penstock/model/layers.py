@@ -141,6 +141,11 @@ def _normed(
 
 def gated_mlp(family: Family, weights: LayerWeights, x: Tensor, function: ActivationFunction) -> Tensor:
     """down(f(gate x) * up x). The matrix "gate_up" has the gate's rows first (arXiv 2002.05202)."""
+    sublayers = family.kernels.sublayers
+    if sublayers is not None and weights.adapted is None:
+        y = sublayers.gated_mlp(weights.gated, x, function)
+        if y is not None:
+            return y
     gate_up = family.project(weights, "gate_up", x)
     return family.project(weights, "down", family.kernels.gated_activation(gate_up, function))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -244,8 +244,7 @@ def blend(
     in memory, and a group is computed together. A token's experts are added best first, so that the order in
     which they came changes no bit. `meanwhile` is called once, while missing experts are read.
     """
-    order, rows, spans = _order(routed.experts)
-    tokens = order // routed.experts.shape[1] if len(x) > 1 else torch.zeros_like(order)
+    order, rows, tokens, spans = _order(routed.experts)
     if scales_inputs:
         x, tokens = x[tokens] * routed.scores.view(-1, 1)[order], torch.arange(len(order), device=x.device)
     parts = x.new_empty(len(order), x.shape[1])
@@ -257,16 +256,28 @@ def blend(
     return kernels.experts.add(parts, rows, None if scales_inputs else routed.scores)
 
 
-def _order(experts: Tensor) -> tuple[Tensor, Tensor, dict[int, tuple[int, int]]]:
+def _order(experts: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[int, tuple[int, int]]]:
     """The places of `experts` (int64 [num_tokens, num_chosen], counted row by row), sorted by expert; for
-    each place, where it is now, [num_tokens, num_chosen]; and for each expert that is needed, where its
-    places begin and end."""
+    each place, where it is now, [num_tokens, num_chosen]; the token of each sorted place; and for each expert
+    that is needed, where its places begin and end."""
+    if len(experts) == 1:
+        numbers = experts[0].tolist()
+        order, rows, tokens, places = _order_of_one(len(numbers), experts.device)
+        return order, rows, tokens, dict(zip(numbers, places, strict=True))
     flat = experts.flatten()
-    if len(experts) == 1:  # each expert has one place
-        order = torch.arange(len(flat), device=flat.device)
-        return order, order[None], {number: (i, i + 1) for i, number in enumerate(flat.tolist())}
-    numbers, counts = torch.unique(flat, return_counts=True)
+    found, counts = torch.unique(flat, return_counts=True)
     ends = counts.cumsum(0).tolist()
     spans = zip([0, *ends], ends, strict=False)
     order = flat.argsort(stable=True)
-    return order, order.argsort().view(experts.shape), dict(zip(numbers.tolist(), spans, strict=True))
+    rows, tokens = order.argsort().view(experts.shape), order // experts.shape[1]
+    return order, rows, tokens, dict(zip(found.tolist(), spans, strict=True))
+
+
+@lru_cache(maxsize=16)
+def _order_of_one(
+    num_chosen: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, list[tuple[int, int]]]:
+    """_order() of one token, in which each expert has one place, but for the experts' numbers. Every layer of
+    a step asks for this."""
+    order = torch.arange(num_chosen, device=device)
+    return order, order[None], torch.zeros_like(order), [(i, i + 1) for i in range(num_chosen)]

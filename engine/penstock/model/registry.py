@@ -65,6 +65,7 @@ from penstock.model.families.mixtures import Mixtral, OLMoE, PhiMoe, Qwen2Moe, Q
 from penstock.model.families.sigmoid_mixtures import Dots1, Glm4Moe, MiniMaxM2
 from penstock.model.families.t5 import EVA, MT5, T5
 from penstock.model.family import Family
+from penstock.model.heads.eagle3 import is_eagle3
 from penstock.model.pooling.find_pooling import (
     BARE,
     NO_WISH,
@@ -214,15 +215,20 @@ def read_spec(
 ) -> tuple[type[Family], ModelSpec]:
     """The family of a config.json, and its numbers. `names` are those of the tensors in the files, if there
     are files. Raises UnsupportedModel and InvalidConfig."""
+    if is_eagle3(config):
+        raise UnsupportedModel(
+            "this is an EAGLE-3 head, which guesses for another model: give it as --draft-model beside the "
+            "model that it was trained for"
+        )
     if model_impl == "transformers":
-        return _checked(ThroughTransformers, config, names)
+        return checked_spec(ThroughTransformers, config, names)
     try:
-        return _checked(find_family(config), config, names)
+        return checked_spec(find_family(config), config, names)
     except UnsupportedModel as own:
         if model_impl == "penstock" or not config.get("model_type"):
             raise
         try:
-            return _checked(ThroughTransformers, config, names)
+            return checked_spec(ThroughTransformers, config, names)
         except UnsupportedModel as error:
             raise UnsupportedModel(f"{own}. Nor can transformers' modules serve it: {error}") from error
 
@@ -239,7 +245,7 @@ def read_pooled_spec(
     """read_spec() for a model that pools. Raises UnsupportedModel and InvalidConfig."""
     names_here = config.get("architectures") or []
     family = find_encoder(names_here) or find_family(config | {"architectures": _generating(names_here)})
-    found, spec = _checked(family, config, names)
+    found, spec = checked_spec(family, config, names)
     if spec.has_encoder or spec.soft_prompt:
         raise UnsupportedModel(
             f"{', '.join(names_here)} writes text, and has no vectors or scores here. Models that have are "
@@ -262,9 +268,10 @@ def _generating(names: list[str]) -> list[str]:
     return [*names, *(name + ending for name in bare for ending in ("ForCausalLM", "LMHeadModel"))]
 
 
-def _checked(
+def checked_spec(
     family: type[Family], config: dict[str, Any], names: Collection[str] | None
 ) -> tuple[type[Family], ModelSpec]:
+    """read_spec() of a family that is known."""
     try:
         spec = family.read_spec(config)
     except MALFORMED as error:

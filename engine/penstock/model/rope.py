@@ -94,6 +94,11 @@ class RopeTable:
         self._cos, self._sin = (table.to(device) for table in _tables(rope, num_rows))
         self._last: tuple[BatchLayout, tuple[Tensor, Tensor]] | None = None
 
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether pairs are (2i, 2i + 1), and not (i, i + half)."""
+        return self._rope.is_interleaved
+
     def at(self, batch: BatchLayout) -> tuple[Tensor, Tensor]:
         """cos and sin of a step's tokens, each float32 [num_tokens, rotary_dim / 2]. All layers of a step ask
         for the same batch and get the same tensors, which nobody writes to."""

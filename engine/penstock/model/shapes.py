@@ -3,6 +3,7 @@ known_shapes.py has the shapes of well-known models."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -57,6 +58,8 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout | None
         implementation=spec.implementation,
         state_bytes=spec.state_bytes,
         matrices=_matrices(spec, tensors),
+        kv_part_bytes=_part_bytes(spec, kv_layout),
+        no_spill=_no_spill(spec),
     )
 
 
@@ -69,6 +72,23 @@ def _matrices(spec: ModelSpec, tensors: ModelTensors) -> tuple[tuple[tuple[int, 
     if not is_plain or not all(can_be_split(matrix) for layer in layers for matrix in layer):
         return ()
     return tuple(tuple((matrix.shape[0], row_bytes(matrix)) for matrix in layer) for layer in layers)
+
+
+def _part_bytes(spec: ModelSpec, kv_layout: KVLayout | None) -> tuple[int, ...]:
+    """ModelFootprint.kv_part_bytes"""
+    layout, shape = kv_layout or spec.kv_layout("float16"), (spec.num_kv_heads, spec.head_dim)
+    return tuple(part.item_bytes * math.prod(part.shape(1, 1, *shape)) for part in layout.parts)
+
+
+def _no_spill(spec: ModelSpec) -> str:
+    """ModelFootprint.no_spill"""
+    if spec.has_encoder:
+        return "an encoder's are read by every step, and lie in memory"
+    if spec.state_bytes:
+        return "it has recurrent states, which have no blocks"
+    if spec.kv_shapes or spec.layers_without_kv:
+        return "its layers differ in their keys and values"
+    return ""
 
 
 def _experts(tensors: ModelTensors, num_per_token: int) -> ExpertFootprint:

@@ -11,6 +11,7 @@ from penstock.spec import UnitKey
 from penstock.weights.layer_weights import ExpertGroup, LayerWeights
 from penstock.weights.tensors import Unit
 from penstock.weights.tiers.demand_tier import DemandTier, Group
+from penstock.weights.tiers.tier import Arrival
 
 #: Names, shapes and formats of an expert's tensors. Experts with the same form have the same views of a
 #: buffer.
@@ -27,6 +28,8 @@ class ExpertLender:
         #: The form of each expert that was lent. Equal forms are one object.
         self._forms: dict[UnitKey, Form] = {}
         self._known: dict[Form, Form] = {}
+        #: The keys of each layer's experts, by their numbers. Hundreds are asked for in a step.
+        self._keys: dict[UnitKey, list[UnitKey]] = {}
         #: The views of each slot. Experts come and go, and the number of slots and forms is small.
         self._views: dict[tuple[int, int], LayerWeights] = {}
         #: Sweeps that began. What a sweep that was given up has lent belongs to the next one.
@@ -35,11 +38,10 @@ class ExpertLender:
     def groups(self, layer: UnitKey, numbers: Sequence[int]) -> Iterator[ExpertGroup]:
         """LayerWeights.expert_groups() of a layer."""
         tier, this_sweep, stalled_before = self._tier, self.num_sweeps, self._tier.stall_s
-        stack, index = layer[:2]
-        for group in tier.gather([UnitKey(stack, index, number) for number in numbers]):
+        for group in tier.gather(self._keys_of(layer, numbers)):
             self._acquire(group, tier.stall_s - stalled_before)
             try:
-                yield [(key.expert or 0, self._weights(key, arrival.buffer)) for key, arrival in group]
+                yield [(key.expert or 0, self._weights(key, arrival)) for key, arrival in group]
             finally:
                 if this_sweep == self.num_sweeps:
                     for _, arrival in group:
@@ -53,7 +55,7 @@ class ExpertLender:
 
     def expect(self, layer: UnitKey, numbers: Sequence[int]) -> None:
         """NextExperts.expect() with the layer that is guessed for."""
-        self._tier.expect([UnitKey(*layer[:2], number) for number in numbers])
+        self._tier.expect(self._keys_of(layer, numbers))
 
     def close(self) -> None:
         """Forget the views, which keep buffers."""
@@ -64,7 +66,20 @@ class ExpertLender:
             self._link.acquire(arrival.buffer, waited_s)
             waited_s = 0.0
 
-    def _weights(self, key: UnitKey, buffer: Tensor) -> LayerWeights:
+    def _keys_of(self, layer: UnitKey, numbers: Sequence[int]) -> list[UnitKey]:
+        keys = self._keys.get(layer)
+        if keys is None:
+            keys = self._keys[layer] = [
+                UnitKey(*layer[:2], number) for number in range(self._tier.num_units[layer[:2]])
+            ]
+        return [keys[number] for number in numbers]
+
+    def _weights(self, key: UnitKey, arrival: Arrival) -> LayerWeights:
+        if arrival.views is None:
+            arrival.views = self._views_of(key, arrival.buffer)
+        return arrival.views
+
+    def _views_of(self, key: UnitKey, buffer: Tensor) -> LayerWeights:
         """Views of an expert, made once for each slot: a dozen views take a tenth of a millisecond."""
         form = self._forms.get(key) or self._form(key)
         place = id(form), buffer.data_ptr()

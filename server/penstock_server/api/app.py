@@ -89,18 +89,6 @@ def create_app(
     metrics = RequestMetrics(models)
     texts = TextThread()
     responder = Responder(settings, metrics)
-    ranking = RankingRoutes(models, settings, texts, responder)
-    routers = (
-        ModelRoutes(models).router(),
-        OpenAIRoutes(models, settings, texts, responder).router(),
-        ResponsesRoutes(models, settings, texts, responder).router(),
-        FillRoutes(models, settings, texts, responder).router(),
-        MessagesRoutes(models, settings, texts, responder).router(),
-        TokenizationRoutes(models, settings, texts).router(),
-        EmbeddingRoutes(models, settings, texts, responder).router(),
-        ranking.router(),
-        *([AdapterRoutes(models).router()] if settings.allow_runtime_lora_updating else []),
-    )
     endpoint = settings.otlp_traces_endpoint
     tracer = RequestTracer(endpoint, models.names[0]) if endpoint else None
 
@@ -121,7 +109,34 @@ def create_app(
     operations = OperationRoutes(models, metrics, lambda: drain.is_draining, lambda: drain.num_open).router()
     app.include_router(operations)
     paths = [route.path for route in operations.routes if isinstance(route, Route)]
-    for routes in routers:
+    paths += _add_apis(app, models, settings, texts, responder)
+    if settings.ui:
+        app.router.routes.extend(page_routes())
+
+    _answer_errors(app, paths, settings.lenient)
+    _add_layers(app, settings, metrics, drain, tracer)
+    app.servers = [{"url": settings.root_path}] if settings.root_path else []
+    _describe_chunks(app)
+    return app
+
+
+def _add_apis(
+    app: FastAPI, models: ServedModels, settings: Settings, texts: TextThread, responder: Responder
+) -> list[str]:
+    """Adds the APIs of OpenAI, Anthropic, Cohere and Ollama, and ours. Returns the paths below /v1."""
+    ranking = RankingRoutes(models, settings, texts, responder)
+    paths = []
+    for routes in (
+        ModelRoutes(models).router(),
+        OpenAIRoutes(models, settings, texts, responder).router(),
+        ResponsesRoutes(models, settings, texts, responder).router(),
+        FillRoutes(models, settings, texts, responder).router(),
+        MessagesRoutes(models, settings, texts, responder).router(),
+        TokenizationRoutes(models, settings, texts).router(),
+        EmbeddingRoutes(models, settings, texts, responder).router(),
+        ranking.router(),
+        *([AdapterRoutes(models).router()] if settings.allow_runtime_lora_updating else []),
+    ):
         app.include_router(routes, prefix="/v1")
         app.include_router(routes, include_in_schema=False)
         paths += ["/v1" + route.path for route in routes.routes if isinstance(route, Route)]
@@ -132,14 +147,7 @@ def create_app(
         CatalogRoutes(models).router(),
     ):
         app.include_router(routes, prefix=OLLAMA_PATH)
-    if settings.ui:
-        app.router.routes.extend(page_routes())
-
-    _answer_errors(app, paths, settings.lenient)
-    _add_layers(app, settings, metrics, drain, tracer)
-    app.servers = [{"url": settings.root_path}] if settings.root_path else []
-    _describe_chunks(app)
-    return app
+    return paths
 
 
 def _answer_errors(app: FastAPI, paths: Sequence[str], is_lenient: bool) -> None:

@@ -25,7 +25,7 @@ from penstock.spec import ModelFootprint
 from penstock.text.tokenizer import NoText
 from penstock_server.commands.bench_drafts import check_drafts, drafts_lines, measure_drafts
 from penstock_server.commands.converting import ProgressBar
-from penstock_server.commands.planning.plan_report import estimated_plan, footprint_at
+from penstock_server.commands.planning.footprints import estimated_plan, footprint_at
 from penstock_server.facade.figures import duration, rate
 from penstock_server.facade.inside import (
     draw_routing,

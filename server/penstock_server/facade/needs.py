@@ -10,8 +10,9 @@ from penstock.errors import CapacityError
 from penstock.kernels import expected_traits
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.budgets import Budgets
+from penstock.memory.planning.kv_blocks import USUAL_TOKENS
 from penstock.memory.planning.plan import MemoryPlan
-from penstock.memory.planning.planner import USUAL_TOKENS, plan_memory
+from penstock.memory.planning.planner import plan_memory
 from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.pooling.pooling_config import pooling_config
 from penstock.model.registry import open_model

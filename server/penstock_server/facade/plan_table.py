@@ -29,7 +29,7 @@ def plan_table(plan: PlanBody) -> list[str]:
         if number:
             rows.append(("experts", home, number * plan.expert_slot_bytes, f"{number} slots{text}"))
     rows += [
-        ("keys and values", compute, plan.kv_bytes, f"{plan.num_kv_tokens} tokens"),
+        ("keys and values", compute, plan.kv_bytes, _tokens_text(plan)),
         *_state_rows(plan, compute),
         *([("adapters", "host", plan.adapter_bytes, "")] if plan.adapter_bytes else []),
         ("activations", compute, plan.workspace_bytes, _workspace_text(plan)),
@@ -63,6 +63,11 @@ def _state_rows(plan: PlanBody, compute: str) -> list[tuple[str, str, int, str]]
     if num_kept := plan.num_state_slots - plan.num_state_sequences:
         text += f", and {num_kept} copies for later prompts"
     return [("recurrent states", compute, plan.state_bytes, text)]
+
+
+def _tokens_text(plan: PlanBody) -> str:
+    text = f"{plan.num_kv_tokens} tokens"
+    return f"{text}, {plan.num_spilled_tokens} of them on disk" if plan.num_spilled_tokens else text
 
 
 def _workspace_text(plan: PlanBody) -> str:

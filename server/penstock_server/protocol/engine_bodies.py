@@ -75,6 +75,8 @@ class PlanBody(Told):
     #: A card and the processor share the products, and the card keeps this share of each matrix. null: they
     #: do not.
     kept_share: float | None
+    #: Tokens of num_kv_tokens whose keys and values lie on disk (--kv-spill), beside kv_bytes.
+    num_spilled_tokens: int
 
 
 class ExpertDemandBody(Told):
@@ -112,7 +114,7 @@ class DraftingBody(Told):
     """What guesses of the next tokens should bring to a step of so many sequences, if they are right as often
     as is assumed of their source."""
 
-    #: "new_text", "quotation", "draft_model", or "mtp": the head that came with the model.
+    #: "new_text", "quotation", "draft_model", "eagle3", or "mtp": the head that came with the model.
     source: str
     num_seqs: int
     #: Guesses of each sequence; 0 where none pays. Levels of a draft model's or head's trees.
@@ -164,6 +166,8 @@ class LastStep(Told):
     #: Experts that layers asked for, and those that were there.
     num_experts: int
     num_expert_hits: int
+    #: Bytes of keys and values that came from the disk (--kv-spill), and that went there.
+    spilled_bytes: int
 
 
 class LinkTraffic(Told):
@@ -226,6 +230,18 @@ class KVDiskBody(Told):
     reads: KVDiskReadsBody
 
 
+class KVSpillBody(Told):
+    """Keys and values of sequences that are longer than the KV cache (--kv-spill): blocks that lie on disk
+    and their bytes, what went there and came from there since the start, and the seconds in which layers
+    waited."""
+
+    num_blocks: int
+    num_bytes: int
+    read_bytes: int
+    written_bytes: int
+    wait_s: float
+
+
 class StatsBody(Told):
     """The answer of /v1/engine/stats: totals since the start, and the present state."""
 
@@ -269,6 +285,8 @@ class StatsBody(Told):
     links: dict[str, LinkTraffic]
     #: None without --kv-disk.
     kv_disk: KVDiskBody | None
+    #: None where all blocks of the KV cache are in memory.
+    kv_spill: KVSpillBody | None
     step_tokens: int
     steps_by_tokens: list[int]
 

@@ -7,7 +7,16 @@ from typing import Literal, get_args
 
 #: Formats of tool calls.
 ParserName = Literal[
-    "hermes", "llama3", "mistral", "minicpm5", "glm45", "qwen3_coder", "seed_oss", "minimax_m2", "deepseek_v3", "harmony"
+    "hermes",
+    "llama3",
+    "mistral",
+    "minicpm5",
+    "glm45",
+    "qwen3_coder",
+    "seed_oss",
+    "minimax_m2",
+    "deepseek_v3",
+    "harmony",
 ]
 ParserChoice = ParserName | Literal["auto", "none"]
 PARSER_CHOICES = ("auto", *get_args(ParserName), "none")

@@ -217,6 +217,13 @@ class Settings:
         parse=parse_bytes,
         metavar="SIZE",
     )
+    kv_spill: str | None = engine_setting(
+        "kv_spill",
+        "a folder on a fast local disk for a temporary file with keys and values that have no room in "
+        "memory, so that sequences may be longer than the KV cache; each step reads those of its sequences; "
+        "default: the folder of --kv-disk, if --max-model-len is given",
+        metavar="FOLDER",
+    )
     state_memory: int | None = engine_setting(
         "state_bytes",
         "memory for recurrent states, in models that have some (Qwen3-Next, LFM2, Granite 4), such as "
@@ -286,8 +293,8 @@ class Settings:
     )
     draft_model: str | None = engine_setting(
         "draft_model",
-        "a small model of the same vocabulary (a folder, a .gguf file or a hub repository) that stays in "
-        "memory and guesses the next tokens",
+        "a small model of the same vocabulary (a folder, a .gguf file or a hub repository), or an EAGLE-3 "
+        "head that was trained for the model, that stays in memory and guesses the next tokens",
         metavar="MODEL",
     )
     mtp: MTPMode = engine_setting(
@@ -298,7 +305,8 @@ class Settings:
     speculative_config: SpeculativeConfig | None = setting(
         "engine",
         'the same as a JSON object of vLLM\'s, such as {"method": "draft_model", "model": "FOLDER", '
-        '"num_speculative_tokens": 8}: method draft_model, mtp (the head that came with the model), '
+        '"num_speculative_tokens": 8}: method draft_model, eagle3 (a head in a folder of its own, as '
+        '"model"), mtp (the head that came with the model), '
         "planes (the upper planes of its own weights, with --weights planes), or ngram "
         "or suffix, which need no model; "
         "num_speculative_tokens is the most guesses of a sequence in a step (default: 32); prompt_lookup_min "

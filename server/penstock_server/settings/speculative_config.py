@@ -11,10 +11,13 @@ from penstock.config import EngineConfig
 _TEXT = ("ngram", "suffix")
 #: Heads of multi-token prediction; vLLM has a name for each family, too.
 _MTP = ("mtp", "deepseek_mtp", "glm4_moe_mtp")
+_EAGLE3 = "eagle3"
 _PLANES = "planes"
-_METHODS = (*_TEXT, "draft_model", "mtp", _PLANES)
+#: Methods that name a model of their own.
+_WITH_MODEL = ("draft_model", _EAGLE3)
+_METHODS = (*_TEXT, *_WITH_MODEL, "mtp", _PLANES)
 _PLANNER = "leave it out: Penstock measures how often guesses are right, and takes those that pay"
-_HEADS = "is for heads that are trained beside a model, of which Penstock computes those that came with it"
+_HEADS = "is for heads that Penstock does not compute: leave it out, and take method eagle3 or mtp"
 _DRAFT = "leave it out: the draft model is loaded as INT8, on the processor"
 #: Keys of vLLM's that Penstock can't honour -> what to do.
 _REFUSED = {
@@ -59,6 +62,7 @@ class SpeculativeConfig:
     prompt_lookup_max: int | None = None
     is_mtp: bool = False
     is_planes: bool = False
+    is_eagle3: bool = False
 
     @property
     def is_of_one_model(self) -> bool:
@@ -82,7 +86,7 @@ class SpeculativeConfig:
         method = asked.get("method")
         names = ("model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
         values = {name: asked.get(name) for name in names}
-        return cls(**values, is_mtp=method in _MTP, is_planes=method == _PLANES)
+        return cls(**values, is_mtp=method in _MTP, is_planes=method == _PLANES, is_eagle3=method == _EAGLE3)
 
     def engine_values(self) -> dict[str, Any]:
         """Fields of EngineConfig."""
@@ -93,6 +97,7 @@ class SpeculativeConfig:
             "prompt_lookup_max": self.prompt_lookup_max,
             "mtp": "on" if self.is_mtp else None,
             "draft_with_planes": True if self.is_planes else None,
+            "draft_with_eagle3": True if self.is_eagle3 else None,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -122,8 +127,8 @@ def _check_method(asked: dict[str, Any]) -> None:
     method = asked.get("method") or ("draft_model" if "model" in asked else None)
     if method is None:
         raise ValueError(f"no method: write one of {', '.join(_METHODS)}")
-    if method == "draft_model" and "model" not in asked:
-        raise ValueError('method draft_model needs its model: add "model": a folder or a hub repository')
+    if method in _WITH_MODEL and "model" not in asked:
+        raise ValueError(f'method {method} needs its model: add "model": a folder or a hub repository')
     if method in (*_MTP, _PLANES) and "model" in asked:
         raise ValueError(f"method {method} is for what came with the model: leave the draft model out")
     if method in _TEXT and "model" in asked:

@@ -18,7 +18,13 @@ from prometheus_client.registry import Collector
 from penstock_server.facade.snapshot import EngineSnapshot
 from penstock_server.models.pooled_model import engine_of
 from penstock_server.models.served_models import ServedModels
-from penstock_server.protocol.engine_bodies import ExpertsBody, KVDiskBody, LinkTraffic, StatsBody
+from penstock_server.protocol.engine_bodies import (
+    ExpertsBody,
+    KVDiskBody,
+    KVSpillBody,
+    LinkTraffic,
+    StatsBody,
+)
 
 #: The link over which experts come from the disk.
 EXPERTS_LINK = "disk, experts"
@@ -95,6 +101,8 @@ class _EngineSeries:
         yield self._hits_by_tier(now)
         if now.kv_disk is not None:
             yield from self._kv_disk(now.kv_disk)
+        if now.kv_spill is not None:
+            yield from self._kv_spill(now.kv_spill)
         yield self._waiting_by_reason(now)
         yield from self._totals(now)
         yield self._accepted_by_place(now)
@@ -209,6 +217,19 @@ class _EngineSeries:
         ):
             labels = self._labels("penstock:")
             counter = CounterMetricFamily(f"penstock:kv_disk_{name}", text, labels=[*labels])
+            counter.add_metric([*labels.values()], value)
+            yield counter
+
+    def _kv_spill(self, spill: KVSpillBody) -> Iterable[Metric]:
+        """What lies on disk while its sequence runs, and what steps read and wrote of it."""
+        yield self._gauge("penstock:kv_spill_bytes", "Keys and values beyond the memory", spill.num_bytes)
+        for name, text, value in (
+            ("read_bytes", "Keys and values that steps read from disk", spill.read_bytes),
+            ("written_bytes", "Keys and values that steps wrote to disk", spill.written_bytes),
+            ("wait_seconds", "Seconds in which layers waited for keys and values", spill.wait_s),
+        ):
+            labels = self._labels("penstock:")
+            counter = CounterMetricFamily(f"penstock:kv_spill_{name}", text, labels=[*labels])
             counter.add_metric([*labels.values()], value)
             yield counter
 

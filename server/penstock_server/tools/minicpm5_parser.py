@@ -7,9 +7,13 @@ which JSON the text stands for. Each parameter is told when its value is whole."
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from penstock_server.protocol.tools import Function
 from penstock_server.tools.parsers import FUNCTION, Parser
@@ -29,6 +33,8 @@ _NEXT = re.compile(f"<param{_NAME}>|{_END}")
 #: The end of a value, plain or in CDATA. A model that forgets </param> ends the value with the call.
 _VALUE_END = re.compile(f"</param>|(?={_END})")
 _CDATA_END = re.compile(rf"\]\]>\s*(?:</param>|(?={_END}))")
+#: Parameters in which the model at times writes all arguments as one object.
+_WRAPPERS = ("arguments", "properties")
 _ENTITIES = {"lt": "<", "gt": ">", "amp": "&", "quot": '"', "apos": "'"}
 
 
@@ -80,12 +86,24 @@ class MiniCPM5Parser(Parser):
         match = (_CDATA_END if begin.startswith(_CDATA) else _VALUE_END).search(self._pending)
         if match is None:
             return self._is_final and self._end("", False)
-        value = self._value(self._pending[: match.start()])
-        separator = "" if self._is_first else ", "
-        self._events.append(ArgumentsPiece(f"{separator}{json.dumps(self._parameter)}: {value}"))
-        self._pending, self._is_first = self._pending[match.end() :], False
+        self._add(self._text(self._pending[: match.start()]))
+        self._pending = self._pending[match.end() :]
         self._state = self._in_arguments
         return True
+
+    def _add(self, text: str) -> None:
+        """The current parameter's value, or all arguments in it. What the function does not take is left
+        out."""
+        takes, name = partial(self._values.is_parameter, self._function), self._parameter
+        wrapped = _object(text) if name in _WRAPPERS and not takes(name) else None
+        if wrapped is not None:
+            members = {each: json.dumps(value, ensure_ascii=False) for each, value in wrapped.items()}
+        else:
+            members = {name: self._values.json_of(self._function, name, text)}
+        for each in filter(takes, members):
+            separator = "" if self._is_first else ", "
+            self._events.append(ArgumentsPiece(f"{separator}{json.dumps(each)}: {members[each]}"))
+            self._is_first = False
 
     def _end(self, rest: str, is_whole: bool) -> bool:
         """Ends the call; the arguments of a call that is cut off stay open."""
@@ -98,10 +116,22 @@ class MiniCPM5Parser(Parser):
         self._state = self._in_text
         return True
 
-    def _value(self, text: str) -> str:
-        """The JSON that the text of the current parameter stands for."""
+    def _text(self, text: str) -> str:
+        """A value without what stands for its characters in XML."""
         if text.lstrip().startswith(_CDATA):
-            text = text.lstrip().removeprefix(_CDATA).replace(f"]]>{_CDATA}", "")
-        else:
-            text = re.sub(r"&(lt|gt|amp|quot|apos);", lambda match: _ENTITIES[match[1]], text.strip())
-        return self._values.json_of(self._function, self._parameter, text)
+            return text.lstrip().removeprefix(_CDATA).replace(f"]]>{_CDATA}", "")
+        return re.sub(r"&(lt|gt|amp|quot|apos);", lambda match: _ENTITIES[match[1]], text.strip())
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """A JSON object, or one as Python writes it; None for anything else."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            found = read(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(found, dict) and all(isinstance(name, str) for name in found):
+            with contextlib.suppress(TypeError, ValueError):  # Python's sets and bytes are no JSON
+                json.dumps(found, allow_nan=False)
+                return found
+    return None

@@ -209,12 +209,17 @@ export const ENGLISH = {
   explainGuesses:
     "Tokens that were guessed and then checked in one pass. Right guesses save passes; wrong ones change no answer.",
   explainKv: "What the model keeps of the texts under way, so that it need not read them again for each token.",
+  explainKept:
+    "Tokens of texts that the server had read before, and need not read again: what it kept of them came from the disk.",
   explainSequences: "Answers that are being computed now.",
 
   // the readings
   tokensPerSTitle: "Tokens/s",
   step: "Step",
   kvCache: "KV cache",
+  keptTitle: "Tokens from disk",
+  keptSaved: "{time} saved; {bytes} kept",
+  keptRemark: "{bytes} kept",
   guessesTitle: "Guesses accepted",
   guessesRemark: "{gained} tokens a step where guessed; {accepted} accepted, {rejected} rejected",
   expertsTitle: "Experts in memory",
@@ -247,9 +252,12 @@ export const ENGLISH = {
   staging: "staging",
   experts: "experts",
   keysAndValues: "keys and values",
+  someOnDisk: "{number}, {spilled} on disk",
   recurrentStates: "recurrent states",
   draftModel: "draft model",
   predictionHead: "the model's own head",
+  eagleHead: "the EAGLE-3 head",
+  upperPlanes: "the model's upper planes",
   besidePlan: "beside the plan, which has what is left",
   newText: "new text",
   quotation: "a quotation",

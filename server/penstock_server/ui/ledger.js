@@ -27,11 +27,22 @@ function layerRows(key, layers, streamed, homes) {
     ]);
 }
 
+/** The tokens whose keys and values have room, and how many of them on disk. */
+const keptTokens = (plan) =>
+  plan.num_spilled_tokens
+    ? words("someOnDisk", {
+        number: count(plan.num_kv_tokens, "tokens"),
+        spilled: count(plan.num_spilled_tokens, "tokens"),
+      })
+    : count(plan.num_kv_tokens, "tokens");
+
 const SOURCES = {
   new_text: "newText",
   quotation: "quotation",
   draft_model: "draftModel",
   mtp: "predictionHead",
+  eagle3: "eagleHead",
+  planes: "upperPlanes",
 };
 
 /** What guesses from a source should bring to a single sequence. */
@@ -81,7 +92,7 @@ export function ledger(plan) {
     ]);
   if (plan.num_host_expert_slots)
     rows.push([words("experts"), ram, experts(plan.num_host_expert_slots), words("onTheWay")]);
-  rows.push([words("keysAndValues"), compute, plan.kv_bytes, count(plan.num_kv_tokens, "tokens")]);
+  rows.push([words("keysAndValues"), compute, plan.kv_bytes, keptTokens(plan)]);
   if (plan.state_bytes)
     rows.push([
       words("recurrentStates"),

@@ -105,7 +105,7 @@ export class Machine {
     this.#onModels(models.data); // a choice, also while none of several models is loaded
     const plan = await this.#ask("v1/plan");
     const stats = await this.#ask("v1/engine/stats");
-    this.#readings.plan(plan, Object.keys(stats.links));
+    this.#readings.plan(plan, stats);
     this.#strip.plan(plan);
     byId("ledger-toggle").hidden = false;
     byId("ledger").replaceChildren(...ledger(plan));

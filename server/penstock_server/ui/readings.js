@@ -82,17 +82,18 @@ export class Readings {
     this.#place = place;
   }
 
-  /** Begins anew with the plan as GET /v1/plan has it, and the names of the links. */
-  plan(plan, links) {
+  /** Begins anew with the plan as GET /v1/plan has it, and the first answer of GET /v1/engine/stats. */
+  plan(plan, stats) {
     this.#plan = plan;
     this.#window = new Window();
     this.#shown = {
       tokens: reading(words("tokensPerSTitle"), "explainRate", "spark"),
       step: reading(words("step"), "explainStep", "bar"),
-      ...Object.fromEntries(links.map((name) => [name, reading(linkTitle(name), "explainLink", "bar")])),
+      ...Object.fromEntries(Object.keys(stats.links).map((name) => [name, reading(linkTitle(name), "explainLink", "bar")])),
       ...(plan.num_expert_slots && { experts: reading(words("expertsTitle"), "explainExperts", "bar") }),
       ...(plan.drafting.length > 0 && { guesses: reading(words("guessesTitle"), "explainGuesses", "bar") }),
       kv: reading(words("kvCache"), "explainKv", "bar"),
+      ...(stats.kv_disk && { kept: reading(words("keptTitle"), "explainKept") }),
       queue: reading(words("sequences"), "explainSequences"),
     };
     this.#place.replaceChildren(...Object.values(this.#shown).map((each) => each.view));
@@ -126,6 +127,7 @@ export class Readings {
       }),
     );
     this.#shown.kv.fill(used);
+    if (stats.kv_disk && this.#shown.kept) this.#showKept(stats.kv_disk);
     this.#shown.queue.set(`${stats.num_running}`, words("runningWaiting", { waiting: stats.num_waiting }));
     return tokens;
   }
@@ -159,6 +161,15 @@ export class Readings {
         : words(stats.draft_tokens ? "guesses" : "noneYet", total),
     );
     this.#shown.guesses.fill(now?.share ?? 0);
+  }
+
+  /** What came from the disk in place of being computed. */
+  #showKept(disk) {
+    const { num_tokens, saved_s } = disk.reads;
+    this.#shown.kept.set(
+      num_tokens.toLocaleString("en"),
+      words(saved_s ? "keptSaved" : "keptRemark", { time: seconds(saved_s), bytes: bytes(disk.num_bytes) }),
+    );
   }
 
   #showExperts(stats) {

@@ -14,7 +14,7 @@ from penstock.config import EngineConfig
 from penstock.model.registry import open_model, read_spec
 from penstock.weights.quantization_error import QuantizationError
 from penstock_server import cli
-from penstock_server.commands.planning.plan_report import footprint_at
+from penstock_server.commands.planning.footprints import footprint_at
 from penstock_server.commands.report import table
 
 

@@ -18,7 +18,8 @@ from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.planner import plan_memory
 from penstock.metrics import StepStats, Traffic
 from penstock.model.known_shapes import find_shape
-from penstock_server.commands.planning.plan_report import as_data, footprint_of, predictions
+from penstock_server.commands.planning.footprints import footprint_of
+from penstock_server.commands.planning.plan_report import as_data, predictions
 
 from ..conftest import MakeClient
 
@@ -57,6 +58,7 @@ PLAN = [
     "num_state_sequences",
     "adapter_bytes",
     "kept_share",
+    "num_spilled_tokens",
 ]
 STEP = [
     "num_tokens",
@@ -118,10 +120,12 @@ STATS = [
     "last_step.num_right_drafts",
     "last_step.num_experts",
     "last_step.num_expert_hits",
+    "last_step.spilled_bytes",
     "experts",
     "links.disk.num_bytes",
     "links.disk.busy_s",
     "kv_disk",
+    "kv_spill",
     "step_tokens",
     "steps_by_tokens",
 ]
@@ -225,7 +229,7 @@ def test_the_totals_and_the_last_step(make_client: MakeClient, model: FakeModel)
     told = make_client(FakeAsyncEngine(model=model)).get("/v1/engine/stats").json()
     assert [*keys(told)] == STATS
     assert (told["current_layer"], told["num_steps"], told["step_tokens"]) == (3, 1, 3)
-    assert [*told["last_step"].values()] == [0.5, 3, 2, 1, 7, 0.25, 0.125, 0.375, 1, 9, 5, 0, 0]
+    assert [*told["last_step"].values()] == [0.5, 3, 2, 1, 7, 0.25, 0.125, 0.375, 1, 9, 5, 0, 0, 0]
     assert told["links"] == {"disk": {"num_bytes": 5, "busy_s": 0.5}}
 
 

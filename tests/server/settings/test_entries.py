@@ -24,7 +24,7 @@ def fields() -> dict[str, dataclasses.Field[Any]]:
 
 
 def test_each_field_of_the_engines_config_has_one_entry() -> None:
-    made = SpeculativeConfig("m", 1, 2, 2, is_mtp=True, is_planes=True)
+    made = SpeculativeConfig("m", 1, 2, 2, is_mtp=True, is_planes=True, is_eagle3=True)
     of_json = made.engine_values().keys() - {"draft_model", "mtp"}
     of_json.add("adapters")  # --lora, whose texts become pairs
     assert fields().keys() | of_json == {field.name for field in dataclasses.fields(EngineConfig)}

@@ -14,7 +14,9 @@ from penstock_server.settings.settings import Settings
 from penstock_server.settings.sources import add_flags, make_settings
 from penstock_server.settings.speculative_config import SpeculativeConfig
 
-OF_SPECULATIVE_CONFIG = ("max_guesses", "prompt_lookup_min", "prompt_lookup_max", "draft_with_planes")
+OF_SPECULATIVE_CONFIG = (
+    "max_guesses", "prompt_lookup_min", "prompt_lookup_max", "draft_with_planes", "draft_with_eagle3",
+)  # fmt: skip
 
 
 def settings_of(*flags: str, **environ: str) -> Settings:
@@ -63,6 +65,7 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         state_memory=1,
         kv_disk="kv",
         kv_disk_size=1,
+        kv_spill="spill",
         block_size=32,
         max_model_len=2,
         max_num_seqs=3,
@@ -138,6 +141,9 @@ def test_speculative_config_reaches_the_engine() -> None:
     assert config('{"method": "suffix", "quantization": null}') == EngineConfig()
     assert config('{"method": "mtp", "num_speculative_tokens": 2}') == EngineConfig(mtp="on", max_guesses=2)
     assert config('{"method": "deepseek_mtp"}') == EngineConfig(mtp="on")
+    eagle3 = EngineConfig(draft_model="owner/head", draft_with_eagle3=True, max_guesses=8)
+    text = '{"method": "eagle3", "model": "owner/head", "num_speculative_tokens": 8}'
+    assert config(text) == eagle3
     assert config('{"method": "planes"}') == EngineConfig(draft_with_planes=True)
     with pytest.raises(ConfigError, match="--mtp off has no head"):
         config('{"method": "mtp"}', "--mtp", "off")
@@ -146,7 +152,7 @@ def test_speculative_config_reaches_the_engine() -> None:
     with pytest.raises(ConfigError, match="leave one of them out"):
         config(text, "--draft-model", "other")
     made = make_settings({"model": "m"}, {"PENSTOCK_SPECULATIVE_CONFIG": text})
-    assert made.engine_config().draft_model == "Qwen/Qwen3-0.6B"
+    assert made.engine_config() == eagle3
 
 
 @pytest.mark.parametrize(
@@ -155,7 +161,8 @@ def test_speculative_config_reaches_the_engine() -> None:
         ("ngram", "is not JSON"),
         ("[]", "no JSON object"),
         ("{}", "no method"),
-        ('{"method": "eagle3", "model": "m"}', "eagle3.*take ngram, suffix, draft_model"),
+        ('{"method": "medusa", "model": "m"}', "medusa.*take ngram, suffix, draft_model, eagle3"),
+        ('{"method": "eagle3"}', "eagle3 needs its model"),
         ('{"method": "draft_model"}', "needs its model"),
         ('{"method": "mtp", "model": "m"}', "came with the model"),
         ('{"method": "ngram", "model": "m"}', "leave the model out"),

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakes import FakeAsyncEngine, one_model
 from penstock.async_engine import EngineStatus
-from penstock.metrics import KVDiskReads, KVDiskStats, StepStats, Traffic
+from penstock.metrics import KVDiskReads, KVDiskStats, KVSpillStats, StepStats, Traffic
 from penstock.spec import UnitKey
 from penstock.weights.tiers.use_counts import UseCounts
 from penstock_server.telemetry.metrics import RequestMetrics
@@ -73,6 +73,14 @@ def test_keys_and_values_on_disk(metrics: RequestMetrics, engine: FakeAsyncEngin
         "damaged_blocks",
     )}  # fmt: skip
     assert [*totals_of.values()] == [400, 500, 0.5, 7.5, 6, 7, 8]
+
+
+def test_keys_and_values_beyond_the_memory(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
+    assert "penstock:kv_spill_bytes" not in samples(metrics)
+    engine.model.metrics.kv_spill = KVSpillStats(3, 300, 1000, 50, 0.25)
+    found = samples(metrics)
+    names = ("bytes", "read_bytes_total", "written_bytes_total", "wait_seconds_total")
+    assert [found[f"penstock:kv_spill_{name}"] for name in names] == [300, 1000, 50, 0.25]
 
 
 def test_what_was_reached_of_what_can_be(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:

@@ -51,6 +51,7 @@ class CudaKernels(PlainRecurrences):
         kv_layouts=tuple(KV_CODES),
         has_recurrence=False,
     )
+    sublayers = None
 
     def __init__(self, launcher: Launcher, activations: str = "int16") -> None:
         self.activations = activations

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from torch import Tensor
 
 from penstock.memory.direct_io import aligned_buffer
-from penstock.memory.kv_cache import KVCache
+from penstock.memory.kv_cache import BlockCache
 from penstock.memory.kv_disk.shelf import Shelf
 from penstock.memory.pages import round_up
 from penstock.metrics import KVDiskStats
@@ -87,7 +87,7 @@ class BlockRead:
 class BlockReads:
     """The reading threads of a shelf."""
 
-    def __init__(self, cache: KVCache, stats: KVDiskStats, num_threads: int = NUM_THREADS) -> None:
+    def __init__(self, cache: BlockCache, stats: KVDiskStats, num_threads: int = NUM_THREADS) -> None:
         self._cache = cache
         self._stats = stats
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="penstock-kv-read")

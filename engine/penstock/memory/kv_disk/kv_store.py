@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.memory.direct_io import aligned_buffer
-from penstock.memory.kv_cache import KVCache
+from penstock.memory.kv_cache import BlockCache
 from penstock.memory.kv_disk.block_reads import NUM_THREADS, BlockRead, BlockReads
 from penstock.memory.kv_disk.kv_folder import KVFolder
 from penstock.memory.kv_disk.record import NO_KEY
@@ -57,7 +57,7 @@ class KVStore:
     def __init__(
         self,
         folder: KVFolder,
-        cache: KVCache,
+        cache: BlockCache,
         open_shelf: Callable[[Callable[[], bool]], Shelf],
         is_quick: bool,
         rate: float,

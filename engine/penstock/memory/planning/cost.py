@@ -69,7 +69,13 @@ class Predict(Protocol):
     """predict_step() of one engine."""
 
     def __call__(
-        self, num_tokens: int, num_sampled: int, num_encoded: int = 0, demand: ExpertDemand | None = None, /
+        self,
+        num_tokens: int,
+        num_sampled: int,
+        num_encoded: int = 0,
+        demand: ExpertDemand | None = None,
+        spilled_bytes: int = 0,
+        /,
     ) -> StepPrediction: ...
 
 
@@ -117,16 +123,18 @@ def predict_step(
     num_sampled: int,
     num_encoded: int = 0,
     demand: ExpertDemand | None = None,
+    spilled_bytes: int = 0,
 ) -> StepPrediction:
     """How long a step takes that also encodes prompts of `num_encoded` tokens together. A rate that is
     unknown (0, or no disk was measured) has no term. `demand` are the experts that the step asked for, if
-    they are known."""
+    they are known. `spilled_bytes` of keys and values come from the disk or go there, which is taken for as
+    fast as the disk of the weights."""
     rows, lane = config.rows_per_token, hardware.lane
     demand = demand or expert_demand(plan, footprint.experts, num_tokens)
     if plan.kept_share is not None and (work := split_work(plan, footprint, hardware, config, num_tokens)):
         return _shared_step(work, footprint, hardware, num_tokens, num_sampled, rows)
     elements = num_tokens * footprint.token_elements + num_encoded * footprint.encoder_elements
-    moved = _Moved.of(plan, footprint, demand, num_encoded)
+    moved = _Moved.of(plan, footprint, demand, num_encoded, spilled_bytes)
     terms = _terms(moved, 2 * rows * (elements + num_sampled * footprint.head_elements), hardware)
     if not terms:
         return UNKNOWN
@@ -142,7 +150,8 @@ def predict_step(
         )
         experts_s = _expert_products_s(lane.products, footprint.experts, demand, rows * num_tokens)
         products_s += max(experts_s, _reading_s(moved, hardware))
-        products_s += moved.streamed_bytes / lane.memory_gbps / 1e9 if lane.memory_gbps else 0.0
+        copied_bytes = moved.streamed_bytes + 2 * moved.spilled_bytes
+        products_s += copied_bytes / lane.memory_gbps / 1e9 if lane.memory_gbps else 0.0
     vectors = 0.0 if lane.has_own_memory else elements / footprint.hidden_size
     layers = plan.layers if num_encoded else plan.step_layers
     other_s = LAYER_OVERHEAD_S * sum(not layer.is_lower for layer in layers) + ELEMENT_S * vectors
@@ -190,10 +199,17 @@ class _Moved:
     disk_bytes: float
     missing_bytes: float
     missing_disk_bytes: float
+    #: Keys and values that come from the disk or go there.
+    spilled_bytes: int
 
     @classmethod
     def of(
-        cls, plan: MemoryPlan, footprint: ModelFootprint, demand: ExpertDemand, num_encoded: int
+        cls,
+        plan: MemoryPlan,
+        footprint: ModelFootprint,
+        demand: ExpertDemand,
+        num_encoded: int,
+        spilled_bytes: int,
     ) -> _Moved:
         swept, size = plan.layers if num_encoded else plan.step_layers, footprint.experts.num_bytes
         missing, from_disk = size * demand.num_missing, size * demand.num_from_disk
@@ -205,6 +221,7 @@ class _Moved:
             disk_bytes=from_disk + _sum_bytes(layer for layer in swept if layer.home == "disk"),
             missing_bytes=missing,
             missing_disk_bytes=from_disk,
+            spilled_bytes=spilled_bytes,
         )
 
 
@@ -212,10 +229,13 @@ def _terms(moved: _Moved, operations: int, hardware: HardwareProfile) -> dict[st
     """Link, memory or arithmetic -> seconds."""
     lane = hardware.lane
     amounts = {
-        # Streamed weights are written to memory before they are read.
-        "memory": (moved.dense_bytes + moved.expert_bytes + moved.streamed_bytes, lane.memory_gbps),
+        # What is streamed is written to memory before it is read.
+        "memory": (
+            moved.dense_bytes + moved.expert_bytes + moved.streamed_bytes + 2 * moved.spilled_bytes,
+            lane.memory_gbps,
+        ),
         "arithmetic": (operations, lane.int8_gops),
-        "disk": (moved.disk_bytes, _disk_gbps(hardware)),
+        "disk": (moved.disk_bytes + moved.spilled_bytes, _disk_gbps(hardware)),
         "host to device": (moved.streamed_bytes, lane.link_gbps),
         # Copying to a GPU reads the host's memory, into which the disk writes.
         "host memory": (

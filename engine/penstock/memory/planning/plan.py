@@ -57,7 +57,9 @@ class MemoryPlan:
     num_host_slots: int
     staging_slot_bytes: int
     block_size: int
+    #: Blocks of keys and values, those on disk included.
     num_kv_blocks: int
+    #: The memory that they take.
     kv_bytes: int
     #: Activations at the largest step, and rope's tables.
     workspace_bytes: int
@@ -93,6 +95,8 @@ class MemoryPlan:
     #: in its memory. Each layer has two placements then: what is kept, and the rest. None: layers are
     #: computed by the card alone, or there is none.
     kept_share: float | None = None
+    #: The last so many blocks of keys and values lie on disk, and come to memory when a layer needs them.
+    num_spilled_blocks: int = 0
 
     @property
     def tiers(self) -> tuple[TierPlan, ...]:
@@ -119,6 +123,11 @@ class MemoryPlan:
     @property
     def num_kv_tokens(self) -> int:
         return self.num_kv_blocks * self.block_size
+
+    @property
+    def num_spilled_tokens(self) -> int:
+        """Tokens whose keys and values have room on disk only."""
+        return self.num_spilled_blocks * self.block_size
 
     def at_home(self, home: Home) -> frozenset[int]:
         return frozenset(index for index, layer in enumerate(self.layers) if layer.home == home)

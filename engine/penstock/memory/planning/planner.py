@@ -11,12 +11,14 @@ from penstock.errors import CapacityError, ConfigError
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.pages import round_up
 from penstock.memory.planning.budgets import Budgets
+from penstock.memory.planning.kv_blocks import KVBlocks, context
 from penstock.memory.planning.plan import (
     CUDA_CONTEXT_BYTES,
     Home,
     LayerPlacement,
     MemoryPlan,
     TierPlan,
+    gib,
     plane_notes,
     resident_layers,
 )
@@ -38,11 +40,6 @@ GPU_SCRATCH_BYTES = (32 + 16) << 20
 ADAPTER_SCRATCH_BYTES = 64 * 3 * 256 * 4 * 32
 #: Tokens that an encoder's MLP computes at a time.
 ENCODER_ROWS = 512
-#: Tokens that a sequence is given room for when nobody says how many.
-USUAL_TOKENS = 2048
-#: When not all layers fit, keys and values take at most this share of the budget, but have room for at least
-#: one sequence.
-KV_SHARE = 0.125
 #: The note of a plan for a model that no family of our own computes.
 FOREIGN = (
     "the layers are computed by transformers' modules, with our products and attention in them; whether a "
@@ -116,11 +113,6 @@ def estimate_activations(footprint: ModelFootprint, config: EngineConfig) -> int
         num_encoded = max(config.max_num_batched_tokens, context(footprint, config))
         activations = max(activations, num_encoded * (hidden + widest) + ENCODER_ROWS * 2 * widest)
     return activations + config.max_num_seqs * 4 * 4 * footprint.vocab_size
-
-
-def context(footprint: ModelFootprint, config: EngineConfig) -> int:
-    """Tokens of the longest sequence, if its keys and values have room."""
-    return min(config.max_model_len or footprint.max_position_embeddings, footprint.max_position_embeddings)
 
 
 class _Layers:
@@ -209,44 +201,6 @@ class _Layers:
         return min(NUM_STAGING_SLOTS, self._num_experts)
 
 
-class _KVBlocks:
-    """How many blocks of keys and values a plan tries."""
-
-    def __init__(self, footprint: ModelFootprint, config: EngineConfig, budget: int) -> None:
-        self.block_bytes = footprint.kv_bytes_per_token * config.block_size
-        self._config = config
-        self._context = context(footprint, config)
-        self._budget = budget
-        sizes = (config.kv_cache_bytes, config.num_kv_tokens, config.kv_cache_share)
-        #: The config says how many blocks, and layers get what is left.
-        self.is_explicit = any(size is not None for size in sizes)
-        self.wanted = self._wanted()
-        #: Blocks of one sequence.
-        self.least = self._blocks(config.max_model_len or min(self._context, USUAL_TOKENS))
-
-    def choices(self, room: int, layer_bytes: int) -> tuple[int, ...]:
-        """Numbers of blocks to try in this order, where layers, keys and values have `room` bytes."""
-        if self.is_explicit:
-            return (self.wanted,)
-        if layer_bytes + self.wanted * self.block_bytes <= room:
-            return self.wanted, self.least
-        affordable = int(KV_SHARE * self._budget) // self.block_bytes
-        return max(self.least, min(self.wanted, affordable)), self.least
-
-    def _wanted(self) -> int:
-        config = self._config
-        if config.kv_cache_bytes is not None:
-            return config.kv_cache_bytes // self.block_bytes
-        if config.kv_cache_share is not None:
-            return int(config.kv_cache_share * self._budget) // self.block_bytes
-        if config.num_kv_tokens is not None:
-            return self._blocks(config.num_kv_tokens)
-        return self._blocks(max(config.max_num_seqs * min(self._context, USUAL_TOKENS), self._context))
-
-    def _blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._config.block_size)
-
-
 class _Planner:
     """One model on one machine."""
 
@@ -262,7 +216,7 @@ class _Planner:
         self.budgets, self.hardware_notes = Budgets(hardware, config), hardware.notes
         self.has_gpu = self.budgets.lane.has_own_memory
         self.layers = _Layers(footprint, config.num_resident_layers)
-        self.kv = _KVBlocks(footprint, config, self.budgets.computing)
+        self.kv = KVBlocks(footprint, config, self.budgets.computing, self.has_gpu)
         self.embedding_bytes = round_up(footprint.embedding_bytes)
         shared = footprint.shared_head_bytes if self.has_gpu else 0
         self.head_bytes = round_up(footprint.head_bytes + shared)
@@ -283,8 +237,9 @@ class _Planner:
     def plan(self) -> MemoryPlan:
         num_blocks, tier = self._search()
         if not self.kv.is_explicit:  # room for which every layer and expert is too large
-            rest = self.room - num_blocks * self.kv.block_bytes - self.layers.tier_bytes(tier)
+            rest = self.room - self.kv.num_bytes(num_blocks) - self.layers.tier_bytes(tier)
             num_blocks = min(self.kv.wanted, num_blocks + rest // self.kv.block_bytes)
+        num_spilled = self.kv.num_spilled(num_blocks)
         host = self._host_tier(tier) if self.has_gpu else TierPlan(frozenset(), 0)
         return MemoryPlan(
             layers=self._placements(tier, host),
@@ -294,8 +249,8 @@ class _Planner:
             num_host_slots=host.num_slots,
             staging_slot_bytes=self.layers.slot_bytes if tier.num_slots or host.num_slots else 0,
             block_size=self.config.block_size,
-            num_kv_blocks=num_blocks,
-            kv_bytes=num_blocks * self.kv.block_bytes,
+            num_kv_blocks=num_blocks + num_spilled,
+            kv_bytes=self.kv.num_bytes(num_blocks),
             workspace_bytes=self.workspace,
             is_workspace_measured=self.is_measured,
             has_gpu=self.has_gpu,
@@ -319,6 +274,7 @@ class _Planner:
             num_state_slots=self.states.num_slots,
             num_state_sequences=self.states.num_sequences,
             adapter_bytes=self.adapter_bytes,
+            num_spilled_blocks=num_spilled,
         )
 
     def _plane_notes(self, resident: frozenset[int]) -> list[str]:
@@ -332,10 +288,10 @@ class _Planner:
             tier = self._tier_beside(num_blocks)
             if tier is not None:
                 return num_blocks, tier
-        raise self.budgets.refusal(self.fixed + num_blocks * self.kv.block_bytes, self.layers.least_bytes)
+        raise self.budgets.refusal(self.fixed + self.kv.num_bytes(num_blocks), self.layers.least_bytes)
 
     def _tier_beside(self, num_blocks: int) -> TierPlan | None:
-        return self.layers.best_tier(self.room - num_blocks * self.kv.block_bytes)
+        return self.layers.best_tier(self.room - self.kv.num_bytes(num_blocks))
 
     def _host_tier(self, device: TierPlan) -> TierPlan:
         """What waits in pinned memory for a GPU that has the tier `device`. Raises CapacityError."""
@@ -358,12 +314,17 @@ class _Planner:
 
     def _notes(self, num_blocks: int, num_resident: int) -> list[str]:
         notes, size, kv = [], self.config.block_size, self.kv
-        if num_blocks < kv.wanted:
+        if spilled := kv.num_spilled(num_blocks):
+            notes.append(
+                f"keys and values of {spilled * size} of {(num_blocks + spilled) * size} tokens lie on disk "
+                f"({gib(spilled * kv.block_bytes)}): a step reads those of its sequences (--kv-spill)"
+            )
+        elif num_blocks < kv.wanted:
             notes.append(
                 f"keys and values have room for {num_blocks * size} tokens instead of {kv.wanted * size}: "
                 "the rest of the memory is for layers; --kv-tokens decides otherwise"
             )
-        fewer = max(kv.least, num_blocks // 2)
+        fewer = max(1 if spilled else kv.least, num_blocks // 2)
         tier = self._tier_beside(fewer)
         more = len(tier.resident) - num_resident if tier is not None else 0
         if fewer < num_blocks and more > 0:

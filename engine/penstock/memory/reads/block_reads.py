@@ -10,12 +10,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
 
+from torch import Tensor
+
 from penstock.errors import CorruptFile
-from penstock.memory.pages import PAGE
+from penstock.memory.pages import PAGE, round_up
 from penstock.memory.reads.queued_reads import QueuedRead, QueuedReads
 
 logger = logging.getLogger(__name__)
@@ -58,12 +61,24 @@ class Range:
 @dataclass
 class Block:
     range: Range
-    view: memoryview
-    address: int  # of the view
+    buffer: Tensor
+    first: int  # byte of the buffer
+    address: int  # of that byte
     offset: int
     num_bytes: int
     #: Bytes that are there, or whole pages of them.
     done: int = 0
+
+    @property
+    def num_room_bytes(self) -> int:
+        """Bytes of the buffer that a read may fill: whole pages."""
+        return round_up(self.num_bytes)
+
+    @cached_property
+    def view(self) -> memoryview:
+        """The part of the buffer that a read may fill. Queued reads need the address alone."""
+        view = memoryview(self.buffer.numpy().data).cast("B")
+        return view[self.first : self.first + self.num_room_bytes]
 
     def advance(self, count: int) -> bool:
         """`count` more bytes have come. Returns whether all are there. Raises CorruptFile if the file ends
@@ -180,7 +195,7 @@ class QueuedBlocks:
             reads = [
                 QueuedRead(
                     id(block), block.range.file.descriptor, block.offset + block.done,
-                    block.address + block.done, len(block.view) - block.done,
+                    block.address + block.done, block.num_room_bytes - block.done,
                 )
                 for block in blocks
             ]  # fmt: skip

@@ -3,6 +3,7 @@ biases, in norms on the heads of q and k, and in sliding windows."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.model.architecture import sliding_windows
+from penstock.model.attention.sublayer import SublayerCalls
 from penstock.model.config_values import flag, num_layers_of, number, require
 from penstock.model.families.llama_architecture import LlamaArchitecture, LlamaSpec
 from penstock.model.family import GivenRows
@@ -65,6 +67,11 @@ class Llama(LlamaArchitecture):
     def layer(
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
+        calls = self._sublayers
+        together = calls.attend(index, weights, hidden, kv, batch) if calls is not None else None
+        if together is not None:
+            hidden, x = together
+            return hidden + self.mlp(index, weights, x)
         x = self._before("input_norm", weights, hidden)
         attended = self.attention(index, weights, x, kv, batch)
         attended = self._behind("attention_out_norm", weights, attended)
@@ -73,6 +80,10 @@ class Llama(LlamaArchitecture):
         hidden = hidden + attended
         x = self._before("post_norm", weights, hidden)
         return hidden + self._behind("mlp_out_norm", weights, self.mlp(index, weights, x))
+
+    @cached_property
+    def _sublayers(self) -> SublayerCalls | None:
+        return SublayerCalls(self) if type(self).attention is Llama.attention else None
 
     def attention(
         self, index: int, weights: LayerWeights, x: Tensor, kv: LayerKV, batch: BatchLayout

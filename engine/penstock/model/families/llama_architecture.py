@@ -12,8 +12,8 @@ from penstock.model.architecture import linear_tensors
 from penstock.model.attention.latent import LatentForm
 from penstock.model.config_values import count, flag, num_layers_of, number
 from penstock.model.family import Family
+from penstock.model.heads.mtp import MTPHead
 from penstock.model.layers import PLAIN, AttentionForm, activation_function
-from penstock.model.mtp import MTPHead
 from penstock.model.norms import RMS, Norm
 from penstock.model.recurrent.form import RecurrentForm
 from penstock.model.rope import context_length, read_rope

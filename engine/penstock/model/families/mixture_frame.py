@@ -10,8 +10,8 @@ from torch import Tensor
 from penstock.model.config_values import count, num_experts_of, refuse
 from penstock.model.families.llama import Llama
 from penstock.model.families.llama_architecture import LlamaSpec
+from penstock.model.heads.mtp import MTPHead
 from penstock.model.mixture import Mixture, mixture_mlp
-from penstock.model.mtp import MTPHead
 from penstock.spec import DECODER, ModelSpec
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.layer_weights import LayerWeights

@@ -174,7 +174,7 @@ class DemandTier:
                 arrival.read.result()
         for key, _ in group:
             del waiting[key]
-            self._slots.lend(key)
+        self._slots.lend(group)
         return group
 
     def _ask(self, takes_pinned: bool = False) -> bool:

@@ -33,11 +33,12 @@ class ExpertSlots:
         """Whether reading an expert, which has arrived, has failed."""
         return key not in self._there and self._arrivals.units[key].has_failed
 
-    def lend(self, key: UnitKey) -> None:
-        """An expert that is there is used."""
-        self._arrivals.units[key].is_lent = True
-        self._there.add(key)
-        self._policy.use(key)
+    def lend(self, group: Iterable[tuple[UnitKey, Arrival]]) -> None:
+        """Experts that are there are used."""
+        for key, arrival in group:
+            arrival.is_lent = True
+            self._there.add(key)
+            self._policy.use(key)
 
     def begin(self, key: UnitKey) -> None:
         """Read an expert into a free slot."""

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from penstock.spec import UnitKey
+from penstock.weights.layer_weights import LayerWeights
 
 
 class UnitReader(Protocol):
@@ -30,6 +31,8 @@ class Arrival:
     #: The staging slot; None if the unit has a buffer of its own.
     slot: int | None
     is_lent: bool = False
+    #: The unit's weights, for whoever lends it again.
+    views: LayerWeights | None = None
 
     @property
     def has_failed(self) -> bool:

@@ -7,33 +7,25 @@ import dataclasses
 import functools
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
-from penstock.drafters import mtp_plan
-from penstock.drafters.draft_model import check_plan, config_beside, machine_beside, own_config
 from penstock.errors import ConfigError
-from penstock.generation.drafting.expectation import Assumed, assumed_head, assumed_model
-from penstock.kernels import expected_traits
 from penstock.memory import kept_uses
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.plan import MemoryPlan, gib
-from penstock.memory.planning.planner import plan_memory
-from penstock.model.known_shapes import SHAPES, find_shape
+from penstock.model.known_shapes import find_shape
 from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.pooling.pooling_config import pooling_config
-from penstock.model.registry import open_model, pooling_of, read_pooled_spec, read_spec
-from penstock.model.shapes import footprint
-from penstock.spec import ModelFootprint, ModelSpec
+from penstock.model.registry import pooling_of, read_pooled_spec
+from penstock.spec import ModelFootprint
 from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock.weights.checkpoints.formats import read_config
-from penstock.weights.checkpoints.hub import find_config
-from penstock.weights.store import planned_tensors
-from penstock.weights.tensors import ModelTensors
+from penstock_server.commands.planning.footprints import estimated_plan, footprint_at, footprint_of
 from penstock_server.commands.planning.other_machine import OtherMachine
+from penstock_server.commands.planning.planned_draft import PlannedDraft, planned_draft, planned_head
 from penstock_server.facade.expected_drafts import (
     NUM_SEQS,
     draft_model_line,
@@ -104,74 +96,8 @@ def run_plan(
     return 0
 
 
-def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> MemoryPlan:
-    """The plan for a model that is not loaded; the memory of activations is an estimate. Raises
-    CapacityError, as plan_memory() does."""
-    device = hardware.device
-    traits = expected_traits(config, None if device is None else device.compute_capability)
-    return plan_memory(size, hardware, config, workspace_factor=traits.workspace_factor)
-
-
-@dataclass(frozen=True)
-class PlannedDraft:
-    """A draft model that is not loaded."""
-
-    plan: MemoryPlan
-    drafter: Assumed
-
-    def beside(self, config: EngineConfig, hardware: HardwareProfile) -> tuple[EngineConfig, HardwareProfile]:
-        """A config and a machine with the memory that the draft model leaves. Raises CapacityError."""
-        return config_beside(config, self.plan), machine_beside(config, hardware, self.plan)
-
-
 def _drafts(size: ModelFootprint, config: EngineConfig) -> bool:
     return config.speculation != "off" and not size.state_bytes
-
-
-def planned_draft(settings: Settings, hardware: HardwareProfile, config: EngineConfig) -> PlannedDraft | None:
-    """The draft model of the config: a model's name or a known shape. Raises CapacityError if it does not
-    stay in memory, and ConfigError for a kind of model that can't draft."""
-    name = config.draft_model
-    if name is None:
-        return None
-    own, host = own_config(config), dataclasses.replace(hardware, device=None)
-    if name.lower() in SHAPES and not Path(name).exists():
-        size = footprint_of(find_shape(name), own)
-    else:
-        size = footprint_at(find_config(name, None, settings.offline), own)
-    plan = estimated_plan(size, host, own)
-    check_plan(name, plan, size.num_encoder_layers > 0, size.state_bytes)
-
-    def level_s(num_places: int) -> float:
-        return predict_step(plan, size, host, own, num_places, num_places).seconds
-
-    return PlannedDraft(plan, assumed_model(size.token_elements + size.head_elements, level_s))
-
-
-def planned_head(
-    config_json: dict[str, Any], hardware: HardwareProfile, config: EngineConfig
-) -> PlannedDraft | None:
-    """The head of multi-token prediction that config.json tells of, if it would guess."""
-    if config.mtp == "off" or config.draft_model is not None or hardware.device is not None:
-        return None
-    family, spec = read_spec(config_json, config.model_impl)
-    head = family.mtp_spec(spec, None)
-    if head is None:
-        return None
-    own = mtp_plan.own_config(config, head.max_position_embeddings)
-    tensors = planned_tensors(family.model_tensors(head), config_json, "int8", own.group_size)
-    size = footprint(head, tensors, head.kv_layout(own.kv_dtype))
-    size = dataclasses.replace(size, embedding_bytes=0, head_bytes=0)  # the model's
-    plan = estimated_plan(size, hardware, own)
-    budget = mtp_plan.fair_budget(plan, size.experts, spec.num_layers)
-    if budget is not None:
-        own = dataclasses.replace(own, host_memory_bytes=budget)
-        plan = estimated_plan(size, hardware, own)
-
-    def level_s(num_places: int) -> float:
-        return predict_step(plan, size, hardware, own, num_places, num_places).seconds
-
-    return PlannedDraft(plan, assumed_head(level_s))
 
 
 def without_draft(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> list[str]:
@@ -204,29 +130,6 @@ def expected_drafting(
     return expected_drafts(predict_s, config, plan.num_kv_blocks, drafter)
 
 
-def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFootprint:
-    """The facts about a model that a plan needs, from config.json. Raises UnsupportedModel, InvalidConfig."""
-    spec, tensors = tensors_of(config_json, config)
-    return footprint(spec, tensors, spec.kv_layout(config.kv_dtype))
-
-
-def footprint_at(path: Path, config: EngineConfig) -> ModelFootprint:
-    """The same for a model's folder, of which config.json is enough, or for a GGUF file, whose header says
-    how each tensor is kept. Raises CheckpointError."""
-    if not path.is_file():
-        told = read_config(path)
-        if (pooling := pooling_of(path, told, wish_of(config))) is None:
-            return footprint_of(told, config)
-        family, spec = read_pooled_spec(told, pooling)
-        tensors = planned_tensors(family.model_tensors(spec), told, config.weights, config.group_size)
-        return footprint(spec, tensors, spec.kv_layout(config.kv_dtype))
-    opened = open_model(
-        path, group_size=config.group_size, weights=config.weights, model_impl=config.model_impl
-    )
-    opened.store.close()
-    return footprint(opened.spec, opened.store.tensors, opened.spec.kv_layout(config.kv_dtype))
-
-
 def pooled_config(path: Path, config: EngineConfig) -> EngineConfig:
     """The config with which the model of a folder is loaded: see pooling_config()."""
     told = {} if path.is_file() else read_config(path)
@@ -241,12 +144,6 @@ def with_kept_uses(size: ModelFootprint, cache: Path, model: Path) -> tuple[Mode
     if not found.experts.weights:
         return size, []
     return found, ["experts are assumed to be as popular as they were in this machine's runs of the model"]
-
-
-def tensors_of(config_json: dict[str, Any], config: EngineConfig) -> tuple[ModelSpec, ModelTensors]:
-    """A model's numbers, and its tensors as they would be computed with. Raises as footprint_of() does."""
-    family, spec = read_spec(config_json, config.model_impl)
-    return spec, planned_tensors(family.model_tensors(spec), config_json, config.weights, config.group_size)
 
 
 def run_hardware(settings: Settings, folder: Path, is_json: bool, is_forced: bool) -> int:
@@ -265,12 +162,17 @@ def predictions(
     plan: MemoryPlan, size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
 ) -> dict[str, StepPrediction]:
     """Predicted steps: a decoding step for each number of sequences that the config allows and the KV cache
-    has blocks for, and a step with a prompt."""
+    has blocks for, one with all keys and values that lie on disk, and a step with a prompt."""
     steps = {
         f"decode, {n} sequence{'s' if n > 1 else ''}": predict_step(plan, size, hardware, config, n, n)
         for n in NUM_SEQS
         if n <= min(config.max_num_seqs, plan.num_kv_blocks)
     }
+    if plan.num_spilled_blocks:
+        spilled_bytes = plan.num_spilled_tokens * size.kv_bytes_per_token
+        steps[f"decode at {plan.num_kv_tokens} tokens"] = predict_step(
+            plan, size, hardware, config, 1, 1, spilled_bytes=spilled_bytes
+        )
     tokens = (1, 1, PROMPT) if plan.num_encoder_layers else (PROMPT, 1)
     return steps | {f"prompt of {PROMPT}": predict_step(plan, size, hardware, config, *tokens)}
 

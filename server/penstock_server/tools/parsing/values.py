@@ -34,15 +34,24 @@ class ParameterValues:
 
     def json_of(self, function: str, parameter: str, text: str) -> str:
         """The value as JSON."""
-        root = self._schemas.get(function, {})
-        properties = root.get("properties")
-        schema = properties.get(parameter) if isinstance(properties, dict) else None
+        root, properties = self._schemas.get(function, {}), self._properties(function)
+        schema = None if properties is None else properties.get(parameter)
         types = types_of(schema, root)
         if "null" in types and text.strip().lower() in ("null", "none"):
             return "null"
         if "string" in types or (not types and self._unknown_is_text):
             return _of_another_type(text.strip(), types) or json.dumps(text, ensure_ascii=False)
         return json_of(text.strip() if types else text)
+
+    def is_parameter(self, function: str, name: str) -> bool:
+        """Whether a function takes a parameter: one without a list of its own takes all."""
+        properties = self._properties(function)
+        takes_others = self._schemas.get(function, {}).get("additionalProperties")
+        return not properties or name in properties or bool(takes_others)
+
+    def _properties(self, function: str) -> dict[str, Any] | None:
+        properties = self._schemas.get(function, {}).get("properties")
+        return properties if isinstance(properties, dict) else None
 
 
 def _of_another_type(text: str, types: frozenset[str]) -> str | None:

@@ -91,6 +91,34 @@ def test_a_draft_model_that_can_not_serve(capsys: pytest.CaptureFixture[str]) ->
     assert "cpm-2 can't be a draft model: it encodes its prompts" in capsys.readouterr().err
 
 
+def test_an_eagle3_head(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """One for a model of 10.7B has matrices of 425M numbers; the model's embedding is no part of it."""
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 4096, "vocab_size": 32000,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 1,
+                "intermediate_size": 14336, "draft_vocab_size": 32000, "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 2048,
+            }
+        )
+    )  # fmt: skip
+    flags = ("plan", "--shape", "solar-10.7b", "--host-memory", "6GiB", "--kv-tokens", "4096")
+    flags += ("--draft-model", str(tmp_path))
+    data = json.loads(run(capsys, *flags, "--json"))
+    layer = 2 * 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336
+    weights = layer + 3 * 4096 * 4096 + 32000 * 4096
+    taken = data["draft_model"]["host_used_bytes"]
+    held = data["draft_model"]["embedding_bytes"] + data["draft_model"]["head_bytes"]
+    held += sum(each["num_bytes"] for each in data["draft_model"]["layers"])
+    assert weights < held < 1.01 * weights and held < taken < 1e9
+    assert data["plan"]["host_budget_bytes"] == 6 * GIB - taken
+    (found,) = (row for row in data["drafting"] if row["source"] == "eagle3" and row["num_seqs"] == 1)
+    assert found["num_gained"] > 4
+    assert cli.main([*flags, "--card", "GTX 1060"]) == 2
+    assert "heads are computed on the processor so far" in capsys.readouterr().err
+
+
 def test_an_encoder_is_counted_as_a_reader_counts_it(capsys: pytest.CaptureFixture[str]) -> None:
     """CPM-2 has 24 layers in its encoder; the matrices for the decoder's cross-attention are no layers."""
     rows = run(capsys, "plan", "--shape", "cpm-2", "--kv-tokens", "1024").splitlines()
@@ -184,6 +212,16 @@ def test_no_more_sequences_are_promised_than_have_room(capsys: pytest.CaptureFix
     for more, numbers in (((), [1, 8, 32]), (("--max-num-seqs", "8"), [1, 8]), (("--kv-tokens", "48"), [1])):
         steps = json.loads(run(capsys, *flags, *more))["steps"]
         assert [int(name.split()[1]) for name in steps if name.startswith("decode")] == numbers
+
+
+def test_a_context_that_is_longer_than_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("plan", "--shape", "falcon3-10b", "--host-memory", "6GiB", "--max-model-len", "32000")
+    data = json.loads(run(capsys, *flags, "--kv-spill", "nowhere", "--json"))
+    plan, steps = data["plan"], data["steps"]
+    assert plan["num_kv_tokens"] == 32000 and 0 < plan["num_spilled_tokens"] < 32000
+    assert steps["decode at 32000 tokens"]["terms"]["disk"] > steps["decode, 1 sequence"]["terms"]["disk"]
+    text = run(capsys, *flags, "--kv-spill", "nowhere")
+    assert f"32000 tokens, {plan['num_spilled_tokens']} of them on disk" in text
 
 
 def test_a_folder_needs_no_weights(

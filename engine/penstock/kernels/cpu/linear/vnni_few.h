@@ -154,10 +154,11 @@ INLINE void one_token_groups(const linear *l, int64_t column, int64_t column_end
     linear_rest(l, column + 4 * apart, column_end);
 }
 
-/* More rows: one or two rows by eight channels at a time. The weights of eight channels are read as they lie, and stay
- * in the L1 cache while all rows pass over them, BLOCK_INPUTS inputs at a time so that they fit. Tiles with more rows
- * would read the rows faster than the L2 cache delivers them. */
-enum { CHANNELS = 8, BLOCK_INPUTS = 2048, FEW_ROWS_GROUPED = 8 };
+/* More rows: four rows by four channels at a time, or one or two rows by eight. The weights of eight channels are read
+ * as they lie, and stay in the L1 cache while all rows pass over them, BLOCK_INPUTS inputs at a time so that they fit.
+ * Of vectors that are made unsigned, four rows take half as many as two rows do: on Intel, the units that multiply
+ * make them unsigned, too. */
+enum { CHANNELS = 8, BLOCK_INPUTS = 1024, FEW_ROWS_GROUPED = 8 };
 
 /* The empty asm generates nothing; an operand of it has to be in a register. */
 #define MULTIPLY_CHANNEL(j)                                                                        \
@@ -186,6 +187,34 @@ INLINE void dots(const int8_t *x, const int8_t *x2, const int8_t *w, int64_t str
     if (rows > 1) sums[1] = sum8(sum4(b0, b1, b2, b3), sum4(b4, b5, b6, b7));
 }
 
+/* Four rows, `padded` apart, times four channels; the four sums of a row are left in four parts. */
+#define MULTIPLY_FOUR(j)                                                                           \
+    {                                                                                              \
+        const __m512i ws = as_unsigned(_mm512_maskz_loadu_epi8(mask, w + j * stride + k));         \
+        a##j = _mm512_dpbusd_epi32(a##j, ws, x0), b##j = _mm512_dpbusd_epi32(b##j, ws, x1);        \
+        c##j = _mm512_dpbusd_epi32(c##j, ws, x2), d##j = _mm512_dpbusd_epi32(d##j, ws, x3);        \
+        __asm__("" : "+v"(a##j), "+v"(b##j), "+v"(c##j), "+v"(d##j));                              \
+    }
+#define MULTIPLY_SQUARE(inputs)                                                                    \
+    {                                                                                              \
+        const __mmask64 mask = inputs;                                                             \
+        const __m512i x0 = _mm512_loadu_si512(x + k), x1 = _mm512_loadu_si512(x + padded + k);     \
+        const __m512i x2 = _mm512_loadu_si512(x + 2 * padded + k), x3 = _mm512_loadu_si512(x + 3 * padded + k); \
+        MULTIPLY_FOUR(0) MULTIPLY_FOUR(1) MULTIPLY_FOUR(2) MULTIPLY_FOUR(3)                        \
+    }
+INLINE void square_dots(const int8_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t k, int64_t stop,
+                        const ahead *next, __m512i sums[4]) {
+    __m512i a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
+    __m512i c0 = {}, c1 = {}, c2 = {}, c3 = {}, d0 = {}, d1 = {}, d2 = {}, d3 = {};
+    for (; k + 64 <= stop; k += 64) {
+        fetch(next, k);
+        MULTIPLY_SQUARE(~(__mmask64)0)
+    }
+    if (k < stop) MULTIPLY_SQUARE(((__mmask64)1 << (stop - k)) - 1)
+    sums[0] = sum4(a0, a1, a2, a3), sums[1] = sum4(b0, b1, b2, b3);
+    sums[2] = sum4(c0, c1, c2, c3), sums[3] = sum4(d0, d1, d2, d3);
+}
+
 /* Inputs from `first` on, and the weights of eight channels there as INT8. */
 typedef struct {
     int64_t first, inputs;
@@ -193,7 +222,7 @@ typedef struct {
     int64_t stride;
 } few_weights;
 
-/* Add the products of some inputs to the totals of one or two rows. They are exact integers, times the group's scale
+/* Add the products of some inputs to the totals of one, two or four rows. They are exact integers, times the group's scale
  * where there are groups. With at most 128 inputs this product is exact as well, so only adding groups rounds. */
 INLINE void few_tile(const activations *a, int64_t row, const few_weights *b, const ahead *next,
                      double (*scales)[CHANNELS], double (*totals)[CHANNELS], const int rows, const bool is_split) {
@@ -201,14 +230,20 @@ INLINE void few_tile(const activations *a, int64_t row, const few_weights *b, co
     int64_t g = b->first / a->group_size;
     for (int64_t k = 0, end; k < b->inputs; g++, k = end) {
         end = MIN((g + 1) * a->group_size - b->first, b->inputs);
-        __m256i sums[2];
-        __m512d exact[2];
-        dots(x, x + (rows - 1) * a->padded, b->w, b->stride, k, end, next, sums, rows);
+        __m256i sums[4];
+        __m512d exact[4];
+        if (rows == 4) {
+            __m512i low[4], high[4];
+            square_dots(x, a->padded, b->w, b->stride, k, end, next, low);
+            square_dots(x, a->padded, b->w + 4 * b->stride, b->stride, k, end, next + 1, high);
+            for (int i = 0; i < 4; i++) sums[i] = sum8(low[i], high[i]);
+        } else dots(x, x + (rows - 1) * a->padded, b->w, b->stride, k, end, next, sums, rows);
         for (int i = 0; i < rows; i++) {
             const int32_t correction = b->first + k == g * a->group_size ? a->corrections[(row + i) * a->num_groups + g] : 0;
             exact[i] = _mm512_add_pd(_mm512_cvtepi32_pd(sums[i]), _mm512_set1_pd(correction));
         }
-        if (is_split) exact[0] = _mm512_fmadd_pd(exact[0], _mm512_set1_pd(256), exact[1]);
+        for (int i = 0; is_split && i < rows / 2; i++)
+            exact[i] = _mm512_fmadd_pd(exact[2 * i], _mm512_set1_pd(256), exact[2 * i + 1]);
         const __m512d scale = a->num_groups > 1 ? _mm512_loadu_pd(*scales++) : _mm512_set1_pd(1);
         for (int i = 0; i < rows >> is_split; i++)
             _mm512_storeu_pd(totals[i], _mm512_fmadd_pd(exact[i], scale, _mm512_loadu_pd(totals[i])));
@@ -224,6 +259,8 @@ INLINE void few_tile(const activations *a, int64_t row, const few_weights *b, co
 DEFINE_FEW(one_row, 1, false)
 DEFINE_FEW(two_rows, 2, false)
 DEFINE_FEW(split_row, 2, true)
+DEFINE_FEW(four_rows, 4, false)
+DEFINE_FEW(split_rows, 4, true)
 
 /* Some inputs of eight channels, whose codes are expanded into `room`. */
 INLINE void expand_channels(const linear *l, int64_t column, int64_t apart, int64_t k, int64_t inputs,
@@ -251,12 +288,19 @@ NOINLINE void join_few(const linear *l, int64_t column, int64_t apart, int64_t k
     for (int j = 0; j < CHANNELS; j++) join_weights(l, column + j * apart, k, inputs, room[j]);
 }
 
+/* Each pair of rows prefetches a part of the next weights of eight channels. */
+INLINE void share_ahead(const linear *l, const int8_t *next, int64_t stride, int64_t pairs, ahead *parts) {
+    const int64_t lines = (CHANNELS + pairs - 1) / pairs;
+    for (int64_t i = 0, first = 0; i < pairs; i++, first += lines)
+        parts[i] = (ahead){next + first * stride, stride, MAX(0, MIN(lines, CHANNELS - first)), l->shift, lower_of(l)};
+}
+
 /* All rows by the channels column, column + apart, ...: eight streams through the weights, which go on at `next_column`.
- * Each tile prefetches a part of the next weights while it computes. */
+ * Tiles prefetch the next weights while they compute. */
 INLINE void few_channels(const linear *l, int64_t column, int64_t apart, int64_t next_column, const bool is_split) {
     const activations *a = l->a;
     const int64_t k_end = a->in_features, num_rows = a->num_tokens << is_split, n = a->num_groups;
-    const int64_t tiles = (num_rows + 1) / 2, lines = (CHANNELS + tiles - 1) / tiles, stride = apart * l->row_bytes;
+    const int64_t stride = apart * l->row_bytes;
     double totals[MOST_FEW_ROWS][CHANNELS] = {}, scales[BLOCK_INPUTS / 64][CHANNELS];
     float own_scales[CHANNELS], y[CHANNELS];
     int8_t room[CHANNELS][BLOCK_INPUTS] __attribute__((aligned(64)));
@@ -272,11 +316,13 @@ INLINE void few_channels(const linear *l, int64_t column, int64_t apart, int64_t
             else expand_few(l, column, apart, k, stop - k, room);
             b.w = room[0], b.stride = BLOCK_INPUTS;
         }
-        for (int64_t r = 0, fetched = 0; r < num_rows; r += 2, fetched += lines) {
-            const ahead part = {next + fetched * stride, stride, MAX(0, MIN(lines, CHANNELS - fetched)), l->shift,
-                                lower_of(l)};
-            double(*sums)[CHANNELS] = totals + (r >> is_split);
-            (is_split ? split_row : r + 1 < num_rows ? two_rows : one_row)(a, r, &b, &part, scales, sums);
+        ahead parts[MOST_FEW_ROWS / 2];
+        share_ahead(l, next, stride, (num_rows + 1) / 2, parts);
+        for (int64_t r = 0, rows; r < num_rows; r += rows) {
+            rows = num_rows - r >= 4 ? 4 : num_rows - r >= 2 ? 2 : 1;
+            (rows == 4   ? is_split ? split_rows : four_rows
+             : rows == 2 ? is_split ? split_row : two_rows
+                         : one_row)(a, r, &b, parts + r / 2, scales, totals + (r >> is_split));
         }
     }
     for (int j = 0; j < CHANNELS; j++)

@@ -1,4 +1,4 @@
-"""LastStates: the model's last hidden states of a step, for heads that predict from them."""
+"""HeardStates: the model's hidden states of a step behind some layers, for heads that predict from them."""
 
 from __future__ import annotations
 
@@ -30,34 +30,39 @@ class _Part(NamedTuple):
         return [*range(self.first_row, end), *(end + node for node in right)]
 
 
-class LastStates:
-    """The hidden states stay until take() or until the next step, in memory that the step itself had."""
+class HeardStates:
+    """The hidden states stay until take() or until the next step, in memory that the step itself had where
+    they are those of the last layer; others are copied, since later layers may write over them."""
 
-    def __init__(self, num_layers: int) -> None:
-        self._last_layer = num_layers - 1
+    def __init__(self, layers: tuple[int, ...], num_layers: int) -> None:
+        """layers: from 0, in order, of so many."""
+        self._layers, self._last_layer = layers, num_layers - 1
         self._parts: list[_Part] = []
-        self._hidden: Tensor | None = None
+        self._hidden: list[Tensor] = []
 
     def listen(self, batch: Batch) -> Callable[[int, Tensor], None]:
         """What a sweep of this step should call after each layer (Executor.sweep())."""
-        parts, first = list[_Part](), 0
+        parts, heard, first = list[_Part](), list[Tensor](), 0
         for item in batch.scheduled:
             sequence, num_new = item.sequence, item.num_new_tokens
             parts.append(_Part(sequence, sequence.num_computed_tokens, first, num_new, item.drafts))
             first += num_new + item.drafts.num_nodes
-        self._parts, self._hidden = [], None
+        self._parts, self._hidden = [], []
 
         def observe(index: int, hidden: Tensor) -> None:
+            if index in self._layers:
+                heard.append(hidden if index == self._last_layer else hidden.clone())
             if index == self._last_layer:
-                self._parts, self._hidden = parts, hidden
+                self._parts, self._hidden = parts, heard
 
         return observe
 
     def take(self) -> Iterator[tuple[Sequence, int, Tensor]]:
         """For each sequence of the step that guesses may be wanted for, the place of a token in its text, and
-        the hidden states of that token and those behind it, float32 [num_tokens, hidden_size]. Each step is
-        taken once."""
-        parts, hidden, self._parts, self._hidden = self._parts, self._hidden, [], None
+        the hidden states of that token and those behind it, one layer's beside the other's, float32
+        [num_tokens, num_layers * hidden_size]. Each step is taken once."""
+        parts, hidden, self._parts, self._hidden = self._parts, self._hidden, [], []
         for part in parts:
-            if hidden is not None and part.sequence.params.speculation:
-                yield part.sequence, part.start, hidden[torch.tensor(part.rows())]
+            if part.sequence.params.speculation:
+                rows = torch.tensor(part.rows())
+                yield part.sequence, part.start, torch.cat([each[rows] for each in hidden], dim=1)

@@ -1,0 +1,184 @@
+"""LayerCaches: what each layer of a sweep gets of the KV cache, and which rows its tokens have there.
+
+A cache that is all in memory has tensors for each layer, and blocks keep their numbers. Of a spilled cache,
+layers get the same tensors, in which a block has another row in each layer; the layer's blocks from the file
+are there when it begins."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.generation.model_inputs import ModelInputs
+from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
+from penstock.memory.kv_cache import KVCache
+from penstock.memory.kv_spill.layer_turns import LayerTurns
+from penstock.memory.kv_spill.runs import runs
+from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
+from penstock.spec import ModelSpec
+
+#: Bytes that are read in vain, rather than with a read of their own before and after them.
+GAP_BYTES = 128 << 10
+
+#: Pairs of blocks (source, destination).
+Copies = Sequence[tuple[int, int]]
+
+
+class KVSweep(Protocol):
+    """The KV cache during one sweep."""
+
+    def layer(self, index: int, layout: BatchLayout) -> AbstractContextManager[tuple[LayerKV, BatchLayout]]:
+        """What a layer computes with: its keys and values, and the layout by whose blocks and slots it finds
+        them. Raises CorruptFile."""
+
+
+class LayerCaches(Protocol):
+    """A KV cache as layers see it."""
+
+    def sweep(self, inputs: ModelInputs) -> AbstractContextManager[KVSweep]:
+        """A sweep of a step. Its copies of blocks are made before a layer writes."""
+
+
+def layer_caches(cache: KVCache | SpilledKVCache, spec: ModelSpec) -> LayerCaches:
+    """Of either kind of cache."""
+    return ResidentCaches(cache) if isinstance(cache, KVCache) else SpilledCaches(cache, spec)
+
+
+class ResidentCaches:
+    """All blocks are in memory."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        self._layers = [
+            LayerKV(cache.layout, parts, states)
+            for parts, states in zip(cache.layers, cache.states, strict=True)
+        ]
+
+    @contextlib.contextmanager
+    def sweep(self, inputs: ModelInputs) -> Generator[ResidentCaches, None, None]:
+        self._cache.copy_blocks(inputs.block_copies)
+        self._cache.copy_states(inputs.state_copies)
+        yield self
+
+    def layer(self, index: int, layout: BatchLayout) -> AbstractContextManager[tuple[LayerKV, BatchLayout]]:
+        return contextlib.nullcontext((self._layers[index], layout))
+
+
+class SpilledCaches:
+    """Some blocks are in a file."""
+
+    def __init__(self, cache: SpilledKVCache, spec: ModelSpec) -> None:
+        self._cache = cache
+        self._kv = LayerKV(cache.layout, cache.parts)
+        #: What a layer sees of the past.
+        self._views = [
+            AttentionSpec(1, 1.0, window=spec.sliding_window(index), chunk=spec.attention_chunk(index))
+            for index in range(spec.num_layers)
+        ]
+
+    @contextlib.contextmanager
+    def sweep(self, inputs: ModelInputs) -> Generator[KVSweep, None, None]:
+        cache, layout, copies = self._cache, inputs.layout, inputs.block_copies
+        plan, rows = _SpillPlan.of(layout, copies, cache, self._views), _Rows.of(layout, cache)
+        if not plan.writes and not any(plan.reads):
+            yield _SpilledSweep(cache, self._kv, rows, copies, None)
+            return
+        with LayerTurns(cache, plan.reads, plan.writes) as turns:
+            yield _SpilledSweep(cache, self._kv, rows, copies, turns)
+            turns.finish()
+
+
+class _SpilledSweep(NamedTuple):
+    cache: SpilledKVCache
+    kv: LayerKV
+    rows: _Rows
+    copies: Copies
+    turns: LayerTurns | None
+
+    @contextlib.contextmanager
+    def layer(self, index: int, layout: BatchLayout) -> Generator[tuple[LayerKV, BatchLayout], None, None]:
+        if self.turns is not None:
+            self.turns.begin(index)
+        self.cache.copy_blocks(index, self.copies)
+        yield self.kv, self.rows.in_layer(index, layout, self.cache)
+        if self.turns is not None:
+            self.turns.end(index)
+
+
+class _SpillPlan(NamedTuple):
+    """Which spilled blocks each layer reads, and which ones all layers write."""
+
+    reads: list[tuple[range, ...]]
+    writes: tuple[range, ...]
+
+    @classmethod
+    def of(
+        cls, layout: BatchLayout, copies: Copies, cache: SpilledKVCache, views: Sequence[AttentionSpec]
+    ) -> _SpillPlan:
+        first, size = cache.num_resident, cache.block_size
+        gap = GAP_BYTES // cache.part_bytes
+        sources = torch.tensor([source for source, _ in copies], dtype=torch.int64)
+        targets = torch.tensor([target for _, target in copies], dtype=torch.int64)
+        of_view = {
+            view: runs(_spilled([*_past_blocks(layout, view, size), sources], first), gap)
+            for view in set(views)
+        }
+        slots = [layout.slot_mapping]
+        slots += [] if layout.copied_slots is None else [layout.copied_slots]
+        written = [*(each // size for each in slots), targets]
+        return cls([of_view[view] for view in views], runs(_spilled(written, first)))
+
+
+def _spilled(blocks: Sequence[Tensor], first: int) -> list[int]:
+    """Each of the blocks from `first` on once, in rising order."""
+    found = torch.unique(torch.cat([each.long() for each in blocks]))
+    chosen: list[int] = found[found >= first].tolist()
+    return chosen
+
+
+def _past_blocks(layout: BatchLayout, view: AttentionSpec, block_size: int) -> list[Tensor]:
+    """The blocks of each sequence with tokens that were computed before, and that its tokens see."""
+    past = layout.context_lens - layout.query_start.diff()
+    sees_all = layout.prefix_lens is not None
+    return [
+        table[(0 if sees_all else view.first_seen(num_past)) // block_size : -(-num_past // block_size)]
+        for table, num_past in zip(layout.block_tables, past.tolist(), strict=True)
+    ]
+
+
+class _Rows(NamedTuple):
+    """Which entries of a layout are of spilled blocks, 1 or 0."""
+
+    of_tables: Tensor
+    of_slots: Tensor
+    of_copied: Tensor | None
+
+    @classmethod
+    def of(cls, layout: BatchLayout, cache: SpilledKVCache) -> _Rows:
+        first, size = cache.num_resident, cache.block_size
+        copied = layout.copied_slots
+        return cls(
+            (layout.block_tables >= first).to(torch.int32),
+            (layout.slot_mapping >= first * size).long(),
+            None if copied is None else (copied >= first * size).long(),
+        )
+
+    def in_layer(self, index: int, layout: BatchLayout, cache: SpilledKVCache) -> BatchLayout:
+        """The layout with rows of the cache's tensors in place of blocks."""
+        here, size = cache.shift(index, is_spilled=False), cache.block_size
+        more = cache.shift(index, is_spilled=True) - here
+        copied = layout.copied_slots
+        if copied is not None and self.of_copied is not None:
+            copied = copied + here * size + self.of_copied * (more * size)
+        return replace(
+            layout,
+            block_tables=layout.block_tables + here + self.of_tables * more,
+            slot_mapping=layout.slot_mapping + here * size + self.of_slots * (more * size),
+            copied_slots=copied,
+        )

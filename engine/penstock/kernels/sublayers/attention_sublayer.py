@@ -1,0 +1,108 @@
+"""AttentionSublayer: the attention of a layer with what lies around it, which some kernels compute in one
+call."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from penstock.kernels.expert_records import MatrixRecord, token_bytes
+from penstock.kernels.experts import GatedExpert
+from penstock.kernels.operands import (
+    AttentionSpec,
+    BatchLayout,
+    GatedFunction,
+    LayerKV,
+    Matrix,
+    address,
+)
+
+#: Cosines and sines of a step's tokens, each float32 [num_tokens, rotary_dim / 2]; None, None without rope.
+Turns = tuple[Tensor, Tensor] | tuple[None, None]
+_P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+
+
+class _Record(ctypes.Structure):
+    """The attention_sublayer of cpu/sublayers/attention_sublayer.h."""
+
+    _fields_ = (
+        ("input_norm", _P), ("q_norm", _P), ("k_norm", _P), ("post_norm", _P), ("qkv", _P), ("o", _P),
+        ("qkv_bias", _P), ("o_bias", _P), ("sinks", _P), ("num_heads", _N), ("window", _N), ("chunk", _N),
+        ("eps", _F), ("offset", _F), ("head_offset", _F), ("scale", _F), ("softcap", _F),
+        ("is_norm_after_rope", _I), ("is_interleaved", _I),
+    )  # fmt: skip
+
+
+class NativeSublayer(NamedTuple):
+    """A sublayer in C's form. The records live as long as this one."""
+
+    address: int
+    #: Floats of scratch memory for a token, and bytes for its activations in a product.
+    token_floats: int
+    product_bytes: int
+    records: tuple[_Record, MatrixRecord, MatrixRecord]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionSublayer:
+    """The weights and numbers of one layer. All norms are rms norms with one `eps`.
+
+    q, k, v = qkv input_norm(hidden), with all heads of q first, then those of k, then those of v
+    summed = hidden + o attention(rope(q_norm(q)), rope(k_norm(k)), v)
+    normed = post_norm(summed)
+    """
+
+    qkv: Matrix
+    o: Matrix
+    qkv_bias: Tensor | None
+    o_bias: Tensor | None
+    input_norm: Tensor
+    post_norm: Tensor
+    #: Of each head; None: there are none.
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    #: The norms of heads come behind rope.
+    is_norm_after_rope: bool
+    eps: float
+    #: What is added to the weights of norms, and to those of heads' norms.
+    offset: float
+    head_offset: float
+    #: Without a bias by distance and without a latent.
+    spec: AttentionSpec
+    is_interleaved: bool
+
+    @cached_property
+    def native(self) -> NativeSublayer | None:
+        """What compiled kernels of the host take; None: they don't know its matrices."""
+        qkv: MatrixRecord | None = getattr(self.qkv, "record", None)
+        o: MatrixRecord | None = getattr(self.o, "record", None)
+        if qkv is None or o is None:
+            return None
+        spec, norms = self.spec, (self.input_norm, self.q_norm, self.k_norm, self.post_norm)
+        record = _Record(
+            *map(address, norms), ctypes.addressof(qkv), ctypes.addressof(o), address(self.qkv_bias),
+            address(self.o_bias), address(spec.sinks), spec.num_heads, spec.window, spec.chunk, self.eps,
+            self.offset, self.head_offset, spec.scale, spec.softcap, self.is_norm_after_rope,
+            self.is_interleaved,
+        )  # fmt: skip
+        # The rows of qkv, the normed heads of q and k, attention's result, and two numbers of its tiles.
+        token_floats = 2 * qkv.out_features + o.in_features + 2
+        product_bytes = max(token_bytes(each.in_features, each.num_groups) for each in (qkv, o))
+        return NativeSublayer(ctypes.addressof(record), token_floats, product_bytes, (record, qkv, o))
+
+
+class Sublayers(Protocol):
+    """Part of Kernels. Results have the bits of the operations one by one. None as a result: these kernels
+    don't compute this in one call, with these weights or so many tokens, and nothing was written."""
+
+    def attend(
+        self, sublayer: AttentionSublayer, hidden: Tensor, kv: LayerKV, batch: BatchLayout, turns: Turns
+    ) -> tuple[Tensor, Tensor] | None:
+        """`summed` and `normed`, each [num_tokens, hidden_size]; the step's K and V are written."""
+
+    def gated_mlp(self, weights: GatedExpert, x: Tensor, function: GatedFunction) -> Tensor | None:
+        """down(f(gate x) * up x): [num_tokens, hidden_size] -> the same shape."""

@@ -1,0 +1,105 @@
+"""KVBlocks: how many blocks of keys and values have room, and how many lie on disk. Pure.
+
+A block on disk takes memory, too: while a layer is computed, its blocks lie in one slot, and those of the
+next layer arrive in another. With 48 layers that is a 24th of what the block would take in memory."""
+
+from __future__ import annotations
+
+import math
+
+from penstock.config import EngineConfig
+from penstock.errors import ConfigError
+from penstock.memory.pages import PAGE
+from penstock.spec import ModelFootprint
+
+#: Tokens that a sequence is given room for when nobody says how many.
+USUAL_TOKENS = 2048
+#: When not all layers fit, keys and values take at most this share of the budget, but have room for at least
+#: one sequence, or for what is not on disk.
+KV_SHARE = 0.125
+#: Slots through which a layer's blocks from disk pass.
+NUM_SPILL_SLOTS = 2
+
+
+def context(footprint: ModelFootprint, config: EngineConfig) -> int:
+    """Tokens of the longest sequence, if its keys and values have room."""
+    return min(config.max_model_len or footprint.max_position_embeddings, footprint.max_position_embeddings)
+
+
+class KVBlocks:
+    """How many blocks a plan tries."""
+
+    def __init__(
+        self, footprint: ModelFootprint, config: EngineConfig, budget: int, has_gpu: bool = False
+    ) -> None:
+        """Raises ConfigError if the config asks for blocks on disk, and the model can't have any."""
+        self.block_bytes = footprint.kv_bytes_per_token * config.block_size
+        self._config = config
+        self._context = context(footprint, config)
+        self._budget = budget
+        sizes = (config.kv_cache_bytes, config.num_kv_tokens, config.kv_cache_share)
+        #: The config says how many blocks, and layers get what is left.
+        self.is_explicit = any(size is not None for size in sizes)
+        #: Blocks that a sequence may have, those on disk included; 0: all blocks are in memory.
+        self._longest = self._blocks(self._context) if config.spill_folder is not None else 0
+        #: What one block on disk takes of the memory.
+        self._slot_bytes = NUM_SPILL_SLOTS * self.block_bytes // max(1, footprint.num_layers)
+        self.wanted = self._wanted()
+        #: Blocks of one sequence.
+        self.least = self._blocks(config.max_model_len or min(self._context, USUAL_TOKENS))
+        if self._longest and (trouble := self._trouble(footprint, has_gpu)):
+            if config.kv_spill is not None or (self.is_explicit and self.wanted < self._longest):
+                raise ConfigError(f"--kv-spill: keys and values of this model can't lie on disk; {trouble}")
+            self._longest = 0  # the folder is there for another purpose, --kv-disk
+
+    def num_bytes(self, num_blocks: int) -> int:
+        """Bytes of memory that so many blocks take, and the slots of those on disk."""
+        return num_blocks * self.block_bytes + self.num_spilled(num_blocks) * self._slot_bytes
+
+    def num_spilled(self, num_blocks: int) -> int:
+        """Blocks on disk, beside so many in memory."""
+        return max(0, self._longest - num_blocks)
+
+    def choices(self, room: int, layer_bytes: int) -> tuple[int, ...]:
+        """Numbers of blocks in memory to try in this order, where layers, keys and values have `room`
+        bytes."""
+        if self.is_explicit:
+            return (self.wanted,)
+        if layer_bytes + self.wanted * self.block_bytes <= room:
+            return self.wanted, self.least
+        affordable = self._affordable(int(KV_SHARE * self._budget))
+        some = max(1, min(self.wanted, affordable))
+        if self._config.kv_spill is not None:
+            return some, max(1, some // 4), 1
+        return max(self.least, some), self.least, *((some, 1) if self._longest else ())
+
+    def _wanted(self) -> int:
+        config = self._config
+        if config.kv_cache_bytes is not None:
+            return self._affordable(config.kv_cache_bytes)
+        if config.kv_cache_share is not None:
+            return self._affordable(int(config.kv_cache_share * self._budget))
+        if config.num_kv_tokens is not None:
+            return self._blocks(config.num_kv_tokens)
+        return self._blocks(max(config.max_num_seqs * min(self._context, USUAL_TOKENS), self._context))
+
+    def _affordable(self, num_bytes: int) -> int:
+        """Blocks in memory for so many bytes, in which the slots have room, too."""
+        all_in_memory = num_bytes // self.block_bytes
+        if all_in_memory >= self._longest:
+            return all_in_memory
+        left = num_bytes - self._longest * self._slot_bytes
+        return max(1, left // max(1, self.block_bytes - self._slot_bytes))
+
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._config.block_size)
+
+    def _trouble(self, footprint: ModelFootprint, has_gpu: bool) -> str:
+        """Why the model's blocks can't lie on disk; "": they can."""
+        if has_gpu:
+            return "on a GPU they have to lie in its memory: pass --device cpu"
+        sizes = footprint.kv_part_bytes
+        if not footprint.no_spill and any(size * self._config.block_size % PAGE for size in sizes):
+            least = math.lcm(16, *(PAGE // math.gcd(PAGE, size) for size in sizes))
+            return f"a layer's block has to be whole pages of {PAGE} bytes: pass --block-size {least}"
+        return footprint.no_spill

@@ -1,0 +1,83 @@
+"""SublayerCalls: a layer of Llama's frame from its hidden state to the input of its mlp in one call of the
+kernels, where layer and kernels allow it. The plain form is Llama.layer()."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from penstock.kernels import BatchLayout, LayerKV
+from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, Turns
+from penstock.model.norms import RMS, HeadNorms, Norm
+from penstock.weights.layer_weights import LayerWeights
+
+if TYPE_CHECKING:
+    from penstock.model.families.llama_architecture import LlamaArchitecture
+
+
+class SublayerCalls:
+    """The layers of one family, known by their weights."""
+
+    def __init__(self, family: LlamaArchitecture) -> None:
+        """A family with an attention() of its own has no such calls."""
+        self._family = family
+        self._known = WeakKeyDictionary[LayerWeights, AttentionSublayer | None]()
+
+    def attend(
+        self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
+    ) -> tuple[Tensor, Tensor] | None:
+        """The hidden state behind attention, and its norm. None: nothing was computed."""
+        sublayers = self._family.kernels.sublayers
+        if sublayers is None or weights.adapted is not None or batch.copied_rows is not None:
+            return None
+        sublayer = self._known.get(weights, self)
+        if isinstance(sublayer, SublayerCalls):
+            sublayer = self._known[weights] = _sublayer(self._family, index, weights)
+        if sublayer is None:
+            return None
+        rope = self._family.ropes[index]
+        turns: Turns = (None, None) if rope is None else rope.at(batch)
+        return sublayers.attend(sublayer, hidden, kv, batch, turns)
+
+
+def _sublayer(family: LlamaArchitecture, index: int, weights: LayerWeights) -> AttentionSublayer | None:
+    """A layer whose parts AttentionSublayer has, and no others."""
+    spec, form, rope, attention = (
+        family.spec,
+        family.spec.attention,
+        family.ropes[index],
+        family.attentions[index],
+    )
+    norms = form.norms or HeadNorms()
+    has_others = (
+        spec.norm_places != "before" or spec.is_parallel or spec.branch_factor != 1 or spec.latent is not None
+        or form.is_grouped or form.clip or form.growth is not None or form.has_gate
+        or norms.is_whole or norms.has_own_weights or attention.alibi_slopes is not None
+        or attention.distance_bias is not None or "qkv" not in weights
+    )  # fmt: skip
+    if has_others or not (_is_rms(spec.norm) and _is_rms(norms.norm)):
+        return None
+    return AttentionSublayer(
+        weights.matrix("qkv"),
+        weights.matrix("o"),
+        weights.optional("qkv.bias"),
+        weights.optional("o.bias"),
+        weights.vector("input_norm"),
+        weights.vector("post_norm"),
+        weights.vector("q_norm") if form.norms else None,
+        weights.vector("k_norm") if form.norms else None,
+        norms.is_after_rope,
+        spec.norm_eps,
+        spec.norm.offset,
+        norms.norm.offset,
+        replace(attention, sinks=weights.vector("sinks")) if form.has_sinks else attention,
+        rope is not None and rope.is_interleaved,
+    )
+
+
+def _is_rms(norm: Norm) -> bool:
+    """Whether a norm is Llama's, but for its offset."""
+    return replace(norm, offset=0.0) == RMS

@@ -1,0 +1,107 @@
+"""PlannedDraft: what would guess beside a model that is not loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.config import EngineConfig
+from penstock.drafters import mtp_plan
+from penstock.drafters.draft_model import check_plan, config_beside, machine_beside, own_config
+from penstock.drafters.eagle3_plan import names_eagle3, read_eagle3, with_states
+from penstock.errors import ConfigError
+from penstock.generation.drafting.expectation import Assumed, assumed_eagle3, assumed_head, assumed_model
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.planning.cost import predict_step
+from penstock.memory.planning.plan import MemoryPlan
+from penstock.model.heads.eagle3 import Eagle3
+from penstock.model.known_shapes import SHAPES, find_shape
+from penstock.model.registry import read_spec
+from penstock.model.shapes import footprint
+from penstock.weights.checkpoints.formats import read_config
+from penstock.weights.checkpoints.hub import find_config
+from penstock.weights.store import planned_tensors
+from penstock_server.commands.planning.footprints import estimated_plan, footprint_at, footprint_of
+from penstock_server.settings.settings import Settings
+
+
+@dataclass(frozen=True)
+class PlannedDraft:
+    """A draft model that is not loaded."""
+
+    plan: MemoryPlan
+    drafter: Assumed
+
+    def beside(self, config: EngineConfig, hardware: HardwareProfile) -> tuple[EngineConfig, HardwareProfile]:
+        """A config and a machine with the memory that the draft model leaves. Raises CapacityError."""
+        return config_beside(config, self.plan), machine_beside(config, hardware, self.plan)
+
+
+def planned_draft(settings: Settings, hardware: HardwareProfile, config: EngineConfig) -> PlannedDraft | None:
+    """The draft model of the config: a model's name or a known shape. Raises CapacityError if it does not
+    stay in memory, and ConfigError for a kind of model that can't draft."""
+    name = config.draft_model
+    if name is None:
+        return None
+    own, host = own_config(config), dataclasses.replace(hardware, device=None)
+    if name.lower() in SHAPES and not Path(name).exists():
+        size = footprint_of(find_shape(name), own)
+    elif names_eagle3(name, config, settings.offline):
+        if hardware.device is not None:
+            raise ConfigError(f"the EAGLE-3 head {name} can't guess: {mtp_plan.ON_GPU}")
+        return _planned_eagle3(read_config(find_config(name, None, settings.offline)), host, config)
+    else:
+        size = footprint_at(find_config(name, None, settings.offline), own)
+    plan = estimated_plan(size, host, own)
+    check_plan(name, plan, size.num_encoder_layers > 0, size.state_bytes)
+
+    def level_s(num_places: int) -> float:
+        return predict_step(plan, size, host, own, num_places, num_places).seconds
+
+    return PlannedDraft(plan, assumed_model(size.token_elements + size.head_elements, level_s))
+
+
+def _planned_eagle3(
+    config_json: dict[str, Any], hardware: HardwareProfile, config: EngineConfig
+) -> PlannedDraft:
+    """An EAGLE-3 head in a folder of its own. An embedding that its files may hold is taken for the model's:
+    config.json does not tell."""
+    spec = read_eagle3(config_json)
+    own = mtp_plan.own_config(config, spec.max_position_embeddings)
+    tensors = Eagle3.model_tensors(dataclasses.replace(spec, has_embedding=False))
+    tensors = planned_tensors(tensors, config_json, "int8", own.group_size)
+    size = footprint(spec, tensors, spec.kv_layout(own.kv_dtype))
+    plan = with_states(estimated_plan(size, hardware, own), spec, own.max_num_batched_tokens)
+
+    def level_s(num_places: int) -> float:
+        return predict_step(plan, size, hardware, own, num_places, num_places).seconds
+
+    return PlannedDraft(plan, assumed_eagle3(level_s))
+
+
+def planned_head(
+    config_json: dict[str, Any], hardware: HardwareProfile, config: EngineConfig
+) -> PlannedDraft | None:
+    """The head of multi-token prediction that config.json tells of, if it would guess."""
+    if config.mtp == "off" or config.draft_model is not None or hardware.device is not None:
+        return None
+    family, spec = read_spec(config_json, config.model_impl)
+    head = family.mtp_spec(spec, None)
+    if head is None:
+        return None
+    own = mtp_plan.own_config(config, head.max_position_embeddings)
+    tensors = planned_tensors(family.model_tensors(head), config_json, "int8", own.group_size)
+    size = footprint(head, tensors, head.kv_layout(own.kv_dtype))
+    size = dataclasses.replace(size, embedding_bytes=0, head_bytes=0)  # the model's
+    plan = estimated_plan(size, hardware, own)
+    budget = mtp_plan.fair_budget(plan, size.experts, spec.num_layers)
+    if budget is not None:
+        own = dataclasses.replace(own, host_memory_bytes=budget)
+        plan = estimated_plan(size, hardware, own)
+
+    def level_s(num_places: int) -> float:
+        return predict_step(plan, size, hardware, own, num_places, num_places).seconds
+
+    return PlannedDraft(plan, assumed_head(level_s))

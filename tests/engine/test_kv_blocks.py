@@ -1,0 +1,86 @@
+"""How many blocks of keys and values are planned, in memory and on disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.config import EngineConfig
+from penstock.errors import CapacityError, ConfigError
+from penstock.memory.hardware import DiskProfile, HardwareProfile
+from penstock.memory.planning.cost import predict_step
+from penstock.memory.planning.planner import plan_memory
+from penstock.model.known_shapes import find_shape
+from penstock.model.registry import read_spec
+from penstock.model.shapes import footprint
+from penstock.spec import ModelFootprint
+from penstock.weights.store import planned_tensors
+
+GIB = 1 << 30
+MACHINE = HardwareProfile(2, 24 * GIB, 20 * GIB, 20.0, 1000.0, DiskProfile(2.0, 4 << 20, 4, True))
+CONTEXT = 32768
+#: Bytes of keys and values of a token: 48 layers of 8 heads of 128 float16 numbers, twice.
+TOKEN_BYTES = 48 * 8 * 128 * 2 * 2
+CONFIG = EngineConfig(host_memory_bytes=6 * GIB, max_model_len=CONTEXT, kv_spill="spill")
+
+
+@pytest.fixture(scope="module")
+def solar() -> ModelFootprint:
+    """A model of 10.7 billion parameters, with a longer context."""
+    shape = find_shape("solar-10.7b") | {"max_position_embeddings": CONTEXT}
+    family, spec = read_spec(shape)
+    return footprint(spec, planned_tensors(family.model_tensors(spec), shape, "int8", None))
+
+
+def test_32768_tokens_in_6_gib(solar: ModelFootprint) -> None:
+    """An eighth of the budget has keys and values, and two slots, each for a layer's blocks from disk. What
+    is too little for another layer is theirs, too."""
+    plan = plan_memory(solar, MACHINE, CONFIG)
+    assert plan.num_kv_tokens == CONTEXT and plan.host_used_bytes <= 6 * GIB
+    in_memory = CONTEXT - plan.num_spilled_tokens
+    assert plan.kv_bytes == in_memory * TOKEN_BYTES + plan.num_spilled_tokens * TOKEN_BYTES // 24
+    assert 0.7 * GIB < plan.kv_bytes < 0.75 * GIB + max(solar.layer_bytes)
+    with pytest.raises(CapacityError, match="--kv-tokens"):
+        plan_memory(solar, MACHINE, replace(CONFIG, kv_spill=None))
+
+
+def test_a_step_reads_what_lies_on_disk(solar: ModelFootprint) -> None:
+    plan = plan_memory(solar, MACHINE, CONFIG)
+    spilled_bytes = plan.num_spilled_tokens * TOKEN_BYTES
+    short, long = (
+        predict_step(plan, solar, MACHINE, CONFIG, 1, 1, spilled_bytes=each) for each in (0, spilled_bytes)
+    )
+    assert long.terms["disk"] - short.terms["disk"] == pytest.approx(spilled_bytes / 2e9)
+    assert long.terms["memory"] - short.terms["memory"] == pytest.approx(2 * spilled_bytes / 20e9)
+    assert (long.binding, long.floor_s) == ("disk", long.terms["disk"])
+
+
+def test_sizes_that_the_config_gives(solar: ModelFootprint) -> None:
+    given = plan_memory(solar, MACHINE, replace(CONFIG, num_kv_tokens=4096))
+    assert given.num_spilled_tokens == CONTEXT - 4096
+    limited = plan_memory(solar, MACHINE, replace(CONFIG, kv_cache_bytes=GIB))
+    assert GIB - 2 * 16 * TOKEN_BYTES < limited.kv_bytes <= GIB and limited.num_kv_tokens == CONTEXT
+    whole = plan_memory(solar, MACHINE, replace(CONFIG, host_memory_bytes=20 * GIB, max_model_len=4096))
+    assert whole.num_spilled_tokens == 0
+
+
+def test_the_folder_of_kv_disk_serves_a_context_that_was_asked_for(solar: ModelFootprint) -> None:
+    disk = replace(CONFIG, kv_spill=None, kv_disk="kv")
+    assert plan_memory(solar, MACHINE, disk).num_kv_tokens == CONTEXT
+    assert plan_memory(solar, MACHINE, replace(disk, num_kv_tokens=2048)).num_spilled_tokens == CONTEXT - 2048
+    small = replace(disk, max_model_len=1024)
+    assert plan_memory(solar, MACHINE, small) == plan_memory(solar, MACHINE, replace(small, kv_disk=None))
+    assert plan_memory(solar, MACHINE, replace(disk, max_model_len=None)).num_spilled_tokens == 0
+
+
+def test_blocks_that_are_no_whole_pages(solar: ModelFootprint) -> None:
+    """A latent of 576 float16 numbers: 16 tokens are 4.5 pages."""
+    narrow = replace(solar, kv_part_bytes=(576 * 2,))
+    with pytest.raises(ConfigError, match="pass --block-size 32"):
+        plan_memory(narrow, MACHINE, CONFIG)
+    assert plan_memory(narrow, MACHINE, replace(CONFIG, block_size=32)).num_spilled_blocks > 0
+    disk = replace(CONFIG, kv_spill=None, kv_disk="kv")
+    assert plan_memory(solar, MACHINE, disk).num_spilled_blocks > 0
+    with pytest.raises(CapacityError):  # nobody has asked for blocks on disk
+        plan_memory(narrow, MACHINE, disk)
