@@ -22,6 +22,7 @@ SpeculationMode = Literal["auto", "off"]
 Runner = Literal["auto", "generate", "pooling"]
 PoolingChoice = Literal["auto", "cls", "last", "mean"]
 MTPMode = Literal["auto", "on", "off"]
+ShareMode = Literal["auto", "off"]
 
 
 #: The values that parameters of a KernelTuning may have.
@@ -96,6 +97,10 @@ class EngineConfig:
     kv_dtype: KVDtype = "float16"
     #: What computes: the first GPU ("cuda"), the processor ("cpu"), or "auto": a GPU if there is one.
     device: DeviceChoice = "auto"
+    #: A card leaves a share of each product to the processor, where the model doesn't fit into the card's
+    #: memory and this should be faster ("auto"), or computes all products itself ("off"). No answer depends
+    #: on it.
+    share_products: ShareMode = "auto"
     #: Bytes that the engine may take on the host: weights, staging, K and V, activations. The memory that
     #: Python and torch need themselves is not counted. None: nine tenths of the memory that is free.
     host_memory_bytes: int | None = None
@@ -221,6 +226,7 @@ class EngineConfig:
             ("runner", Runner),
             ("pooling", PoolingChoice),
             ("mtp", MTPMode),
+            ("share_products", ShareMode),
         ):
             if getattr(self, name) not in get_args(choices):
                 raise ConfigError(

@@ -50,6 +50,7 @@ from penstock.weights.checkpoints.checkpoint import read_json
 from penstock.weights.checkpoints.checksums import Checksums
 from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.layer_weights import with_head
+from penstock.weights.split.sharing import Sharing, streamed_share
 from penstock.weights.store import WeightStore
 from penstock.weights.streamer import LayerStreamer
 from penstock.weights.tensors import ModelTensors, UnitLayout, beside_shared
@@ -250,12 +251,15 @@ def begin_reading(
         direct = DirectReader(hardware.disk.block_bytes, hardware.disk.depth) if hardware.disk else None
         reader = StoreReader(opened.store, resolved.num_threads, direct, lane.allocate_end)
         undo.callback(reader.close)
+        share_of = streamed_share(plan, size, hardware, resolved)
+        sharing = Sharing.of(plan, opened.store.tensors, reader, kernels, lane, resolved, share_of)
+        undo.callback(sharing.reader.close)
         executor, streamer = _begin_reading(
             opened,
             reader,
+            sharing,
             plan,
             resolved,
-            kernels,
             kv_layout,
             lane,
             UseCounts(size.experts.count_per_token, uses),
@@ -401,9 +405,9 @@ def _room_for(purpose: str, lane: Lane) -> Iterator[None]:
 def _begin_reading(
     opened: OpenModel,
     reader: StoreReader,
+    sharing: Sharing,
     plan: MemoryPlan,
     config: ResolvedConfig,
-    kernels: Kernels,
     kv_layout: KVLayout,
     lane: Lane,
     uses: UseCounts[UnitKey],
@@ -418,10 +422,10 @@ def _begin_reading(
     has_head = shared is None or shared.head is None
     embedding_there, head_there = map(reader.begin, ends if has_head else map(beside_shared, ends))
     lane.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
-    streamer = LayerStreamer(tensors, reader, lane, plan.tiers, uses)
+    streamer = LayerStreamer(sharing.tensors, sharing.reader, lane, plan.tiers, uses, sharing.rows)
     undo.callback(streamer.close)
     with _room_for("the tables of its positions", lane):
-        family = opened.family(spec, kernels, config.max_model_len, lane.torch_device)
+        family = opened.family(spec, sharing.kernels, config.max_model_len, lane.torch_device)
     pool = MemoryPool("KV cache", plan.kv_bytes + plan.state_bytes, lane.allocate)
     kv_cache = planned_cache(spec, plan, config.spill_folder, kv_layout, pool, depth)
     if isinstance(kv_cache, SpilledKVCache):

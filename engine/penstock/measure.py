@@ -62,7 +62,7 @@ def measure_hardware(
             measure = replace(
                 measure,
                 device_kernels=fingerprint(config, device),
-                device=functools.partial(_device_rates, config, device, cache_folder),
+                device=functools.partial(device_rates, config, device, cache_folder),
             )
         profile = hardware_profile(folder, measure, cache, is_forced, hardware.device, keeps_better)
         return replace(profile, kernels=kernels)
@@ -102,7 +102,8 @@ def _memory_read_gbps(num_threads: int) -> float:
     return memory_read_gbps(num_threads, memory_readers(num_threads))
 
 
-def _device_rates(config: EngineConfig, device: torch.device, cache_folder: Path | None) -> dict[str, float]:
+def device_rates(config: EngineConfig, device: torch.device, cache_folder: Path | None) -> dict[str, float]:
+    """kept_rates.DEVICE_RATES of a GPU with the kernels that the config asks for."""
     memory, link = device_gbps(device)
     gops = _device_gops(config, device, cache_folder)
     return {"memory_gbps": memory, "host_to_device_gbps": link, "int8_gops": gops}

@@ -19,12 +19,12 @@ ENCODER, CROSS = "encoder", "cross"
 class UnitKey(NamedTuple):
     """The name of a unit, the bytes of a model that are read at once: the dense unit of a layer (`expert` is
     None), or one expert of the layer. The lower planes of a layer's matrices are a dense unit of their
-    own."""
+    own, and so is the rest of a layer of which a card keeps a part."""
 
     stack: str
     layer: int
     expert: int | None = None
-    plane: Literal["lower"] | None = None
+    plane: Literal["lower", "rest"] | None = None
 
 
 @dataclass(frozen=True)
@@ -324,6 +324,11 @@ class ModelFootprint:
     encoder_elements: int = 0
     #: The dense units that are lower planes, by their places in layer_bytes.
     lower_planes: frozenset[int] = frozenset()
+    #: The matrices of each layer: (output channels, bytes of a channel). (): a card and the processor can't
+    #: share the model's products.
+    matrices: tuple[tuple[tuple[int, int], ...], ...] = ()
+    #: Each layer is two units: what a card keeps of it, and the rest. The rests are the `lower_planes`.
+    is_split: bool = False
     #: ModelSpec.implementation
     implementation: str = "penstock"
     #: ModelSpec.state_bytes

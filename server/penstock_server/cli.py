@@ -163,6 +163,10 @@ def _hardware(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _doctor(options: argparse.Namespace, settings: Settings) -> int:
+    if options.card:
+        from penstock_server.commands.card.card_doctor import run_card_doctor
+
+        return run_card_doctor(settings.cache_dir, options.report)
     from penstock_server.commands.doctor import run_doctor
 
     return run_doctor(options.folder, settings.cache_dir)

@@ -52,6 +52,8 @@ class Stopwatch:
         self._stacks = engine.executor.family.encoder_stack_names
         engine.executor._streamer.layers = self.layers  # type: ignore[method-assign]
 
+    def begin_step(self, num_tokens: int) -> None: ...
+
     def layers(self, stack: str) -> Iterator[LayerWeights]:  # type: ignore[override]
         if stack not in self._stacks:
             self.seconds = time.perf_counter()

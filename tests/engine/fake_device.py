@@ -4,7 +4,7 @@ every misuse of a buffer. Copies really happen, at once, so that a buffer given 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import torch
@@ -83,7 +83,7 @@ class FakeMachine:
     def pin(self, buffer: Tensor) -> None:
         self.pinned_bytes += buffer.numel()
 
-    def copy(self, source: Tensor, target: Tensor) -> None:
+    def copy(self, source: Tensor, target: Tensor, pieces: Sequence[tuple[int, int]] | None = None) -> None:
         with self.lock:
             from_, to = source.data_ptr(), target.data_ptr()
             assert to not in self.lent, "overwritten while it is in use"
@@ -94,6 +94,7 @@ class FakeMachine:
             self.leaving.add(from_)
             self.link_traffic.num_bytes += source.numel()
             self.link_traffic.busy_s += source.numel() / self.link_rate
+            assert pieces is None, "whole units are modelled"
             target.copy_(source)
 
     def wait_copied(self, source: Tensor) -> None:

@@ -71,6 +71,8 @@ class UpperPlanes:
         self._layers = self._layers or self._streamer.upper_planes()
         return bool(self._layers)
 
+    def begin_step(self, num_tokens: int) -> None: ...
+
     def layers(self, stack: str) -> Generator[LayerWeights, None, None]:
         yield from self._layers
 

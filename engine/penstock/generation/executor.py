@@ -29,6 +29,9 @@ class LayerSource(Protocol):
     @property
     def torch_device(self) -> torch.device: ...
 
+    def begin_step(self, num_tokens: int) -> None:
+        """The layers that are asked for next are for a step of so many tokens."""
+
     def layers(self, stack: str) -> Generator[LayerWeights, None, None]: ...
 
     def synchronize(self) -> None: ...
@@ -118,6 +121,7 @@ class Executor:
         observe(index, hidden) gets the hidden states after each layer. `hidden` is what the layers before the
         first one here made of the step's tokens; None: the tokens are embedded.
         """
+        self._streamer.begin_step(len(inputs.input_ids))
         family, encoded = self._family, inputs.encoded
         with self._caches.sweep(inputs) as kv:
             if encoded is not None:

@@ -145,6 +145,8 @@ class _LargestTwice:
         self._units = tensors.units
         self.torch_device = device
 
+    def begin_step(self, num_tokens: int) -> None: ...
+
     def layers(self, stack: str) -> Generator[LayerWeights, None, None]:
         experts = [unit for unit in self._units if unit.key.stack == stack and unit.key.expert is not None]
         expert = max(experts, key=_num_bytes).tensors if experts else ()

@@ -14,6 +14,7 @@ from penstock.kernels.adapters.low_rank import LowRank, LowRankPart
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.cuda import nvrtc
+from penstock.kernels.cuda.kept_check import check_card
 from penstock.kernels.cuda.kernels import CudaKernels
 from penstock.kernels.cuda.launcher import CudaLauncher
 from penstock.kernels.cuda.nvrtc import INSTALL_NVRTC, compile_kernels, find_nvrtc
@@ -36,6 +37,8 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import ForwardingKernels, Kernels, KernelTraits
 from penstock.kernels.reference import ReferenceKernels
+from penstock.kernels.shared.shared_kernels import Handover, SharedKernels
+from penstock.kernels.shared.split_matrix import SplitMatrix
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ __all__ = [
     "ForwardingKernels",
     "GatedExpert",
     "GatedFunction",
+    "Handover",
     "Int4Tensor",
     "KernelTraits",
     "Kernels",
@@ -62,6 +66,8 @@ __all__ = [
     "QuantizedTensor",
     "Routed",
     "RouterFunction",
+    "SharedKernels",
+    "SplitMatrix",
     "StackedMatrix",
     "StateSlots",
     "choose_kernels",
@@ -99,12 +105,31 @@ def choose_kernels(
             )  # fmt: skip
         return _PLAIN[choice](config.activations)
     if device is not None and _is_gpu(device):
-        image = compile_kernels(_architecture(device), cache_folder)
-        return CudaKernels(CudaLauncher(device, image), config.activations)
+        return _card_kernels(config, device, cache_folder)
     native = NativeKernels(config.activations)
     native.set_num_threads(num_threads)
     tuning.apply(config.kernel_tuning or KernelTuning())
     return native
+
+
+def _card_kernels(
+    config: EngineConfig, device: torch.device, cache_folder: Path | None
+) -> CudaKernels | TorchKernels:
+    """Our kernels for a card, if they compute there what the reference computes; else torch's. Raises
+    ConfigError if the config insists on ours."""
+    launcher = CudaLauncher(device, compile_kernels(_architecture(device), cache_folder))
+    build = nvrtc.build_fingerprint(_architecture(device))
+    if found := check_card(launcher, device, config.activations, build, cache_folder):
+        text = (
+            f"our kernels compute wrong numbers on {device} ({len(found)} kinds of calls, first: "
+            f"{found[0]}). "
+            "Update the driver; `penstock doctor --card` checks again and writes a report to send in"
+        )
+        if config.kernels == "native":
+            raise ConfigError(f"{text}. Or leave --kernels native out: torch's kernels serve then")
+        logger.error("%s. Until then torch's kernels serve, which are MUCH SLOWER", text)
+        return TorchKernels(config.activations)
+    return CudaKernels(launcher, config.activations)
 
 
 def fingerprint(config: EngineConfig, device: torch.device | None = None) -> str:

@@ -10,6 +10,7 @@ import ctypes
 import logging
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -18,7 +19,9 @@ from torch import Tensor
 
 from penstock.errors import CapacityError
 from penstock.memory.direct_io import aligned_buffer
+from penstock.memory.handover.cuda_handover import CudaHandover
 from penstock.memory.hardware import DeviceProfile, HardwareProfile, pinnable_bytes
+from penstock.memory.planning.plan import HANDOVER_BYTES
 from penstock.metrics import Traffic
 
 logger = logging.getLogger(__name__)
@@ -117,18 +120,19 @@ class CudaLink:
     def traffic(self) -> dict[str, Traffic]:
         return {"host to device": self._traffic}
 
-    def copy(self, source: Tensor, target: Tensor) -> None:
+    def copy(self, source: Tensor, target: Tensor, pieces: Sequence[tuple[int, int]] | None = None) -> None:
         with self._lock, torch.cuda.stream(self._stream):
             used = self._used.pop(target.data_ptr(), None)
             if used is not None:
                 self._stream.wait_event(used)
             started, done = self._timed_event(), self._timed_event()
             started.record(self._stream)
-            target.copy_(source, non_blocking=True)
+            for offset, size in ((0, target.numel()),) if pieces is None else pieces:
+                target[offset : offset + size].copy_(source[offset : offset + size], non_blocking=True)
+                self._traffic.num_bytes += size
             done.record(self._stream)
             self._copied[source.data_ptr()] = self._copied[target.data_ptr()] = done
             self._copies.append((started, done))
-            self._traffic.num_bytes += target.numel()
 
     def wait_copied(self, source: Tensor) -> None:
         with self._lock:
@@ -181,9 +185,18 @@ class CudaLane:
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", 0)
         self.link = CudaLink(self.torch_device)
-        self._pinned = PinnedMemory(ctypes.CDLL("libcuda.so.1"))
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._pinned = PinnedMemory(self._driver)
+        self._handover: CudaHandover | None = None
         self._memory = CudaMemory(self.torch_device)
         self.memories = (self._pinned, self._memory)
+
+    def handover(self) -> CudaHandover:
+        if self._handover is None:
+            buffer = self._pinned.allocate(HANDOVER_BYTES)
+            self._pinned.prepare(buffer)
+            self._handover = CudaHandover(self.torch_device, self._driver, buffer)
+        return self._handover
 
     def profile(self) -> DeviceProfile:
         """What can be looked up of the GPU; rates are 0."""
@@ -219,5 +232,7 @@ class CudaLane:
 
     def close(self) -> None:
         torch.cuda.synchronize(self.torch_device)
+        if self._handover is not None:
+            self._handover.close()
         self._pinned.close()
         self._memory.close()

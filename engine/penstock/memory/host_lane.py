@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.memory.direct_io import PopulatedAhead, aligned_buffer
+from penstock.memory.handover.host_handover import HostHandover
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.spare_memory import SpareMemory
 from penstock.metrics import Traffic
@@ -46,8 +48,9 @@ class HostLink:
         self.stall_s = 0.0
         self.traffic: dict[str, Traffic] = {}
 
-    def copy(self, source: Tensor, target: Tensor) -> None:
-        target.copy_(source)
+    def copy(self, source: Tensor, target: Tensor, pieces: Sequence[tuple[int, int]] | None = None) -> None:
+        for offset, size in ((0, len(source)),) if pieces is None else pieces:
+            target[offset : offset + size].copy_(source[offset : offset + size])
 
     def wait_copied(self, source: Tensor) -> None: ...
 
@@ -71,6 +74,9 @@ class HostLane:
         self.link = HostLink()
         self._memory = HostMemory(spare or SpareMemory())
         self.memories = (self._memory,)
+
+    def handover(self) -> HostHandover:
+        return HostHandover()
 
     def allocate(self, num_bytes: int) -> Tensor:
         return aligned_buffer(num_bytes)

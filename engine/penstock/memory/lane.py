@@ -8,6 +8,7 @@ gets.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -51,8 +52,9 @@ class Link(Protocol):
     Buffers are told apart by their address. copy() and wait_copied() may be called from any thread.
     """
 
-    def copy(self, source: Tensor, target: Tensor) -> None:
-        """Queue a copy, which begins after the last use of `target`."""
+    def copy(self, source: Tensor, target: Tensor, pieces: Sequence[tuple[int, int]] | None = None) -> None:
+        """Queue a copy, which begins after the last use of `target`. `pieces`: (offset, bytes) of what is
+        copied to the same place; None: everything."""
 
     def wait_copied(self, source: Tensor) -> None:
         """Wait until the last copy out of `source` is done, so that `source` may be overwritten."""
@@ -77,6 +79,17 @@ class Link(Protocol):
         of the lane."""
 
 
+class Handover(Protocol):
+    """Work for the processor beside a card: begin() and join() as kernels call them (SharedKernels)."""
+
+    def check(self) -> None:
+        """Called when the lane has done everything. Raises what such work raised."""
+
+    def begin(self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor]) -> Tensor: ...
+
+    def join(self) -> None: ...
+
+
 class Lane(Protocol):
     """A place that computes."""
 
@@ -94,6 +107,9 @@ class Lane(Protocol):
 
     @property
     def link(self) -> Link: ...
+
+    def handover(self) -> Handover:
+        """What hands work over to the processor and back. Made once. Raises CapacityError."""
 
     def allocate(self, num_bytes: int) -> Tensor:
         """uint8 [num_bytes], zeroed, in the memory in which layers are computed, for what is not weights.

@@ -19,6 +19,7 @@ from penstock.weights.conversion import layer_file, whole_file
 from penstock.weights.conversion.convert import check_space
 from penstock.weights.conversion.converted_config import TIED_HEAD, quantization_config
 from penstock.weights.conversion.unit_files import StoredUnit, unit_files
+from penstock.weights.split.row_split import can_be_split, row_bytes
 from penstock.weights.store import planned_tensors
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
@@ -56,9 +57,21 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout | None
         lower_planes=frozenset(index for index, unit in enumerate(dense) if unit.key.plane is not None),
         implementation=spec.implementation,
         state_bytes=spec.state_bytes,
+        matrices=_matrices(spec, tensors),
         kv_part_bytes=_part_bytes(spec, kv_layout),
         no_spill=_no_spill(spec),
     )
+
+
+def _matrices(spec: ModelSpec, tensors: ModelTensors) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """ModelFootprint.matrices. Experts, encoders, planes, latents, recurrences, matrices in several formats
+    or with inputs in another order, and other people's layers are not shared yet."""
+    is_plain = not (tensors.num_encoder_layers or spec.state_bytes or spec.num_experts_per_token)
+    is_plain = is_plain and spec.implementation == "penstock" and not spec.latent_dim
+    layers = [[tensor for tensor in unit.tensors if tensor.is_matrix] for unit in tensors.units]
+    if not is_plain or not all(can_be_split(matrix) for layer in layers for matrix in layer):
+        return ()
+    return tuple(tuple((matrix.shape[0], row_bytes(matrix)) for matrix in layer) for layer in layers)
 
 
 def _part_bytes(spec: ModelSpec, kv_layout: KVLayout | None) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from penstock.memory.planning.plan import TierPlan
 from penstock.spec import DECODER, UnitKey
 from penstock.weights.expert_lender import ExpertLender
 from penstock.weights.layer_weights import LayerWeights, NextExperts, no_experts
+from penstock.weights.split.shared_rows import SharedRows
 from penstock.weights.tensors import ModelTensors
 from penstock.weights.tiers.lane_tiers import LaneTiers
 from penstock.weights.tiers.tier import UnitReader
@@ -30,10 +31,12 @@ class LayerStreamer:
         lane: Lane,
         plans: Sequence[TierPlan],
         uses: UseCounts[UnitKey] | None = None,
+        shared: SharedRows | None = None,
     ) -> None:
         """Begins to read. `plans` say what stays in each of the lane's memories. `uses` of experts go on from
-        an earlier run. Raises CapacityError."""
+        an earlier run. `shared`: the processor computes rows that lie in RAM. Raises CapacityError."""
         self.lane = lane
+        self._shared = shared
         self._units = {unit.key: unit for unit in tensors.units}
         self._cycle = tuple(key for key in self._units if key.expert is None)
         #: The dense units of each layer, in the order of a sweep over all stacks.
@@ -44,12 +47,18 @@ class LayerStreamer:
         self._stacks = {stack.name: len(stack.layers) for stack in tensors.stacks}
         #: Where the units are, and what was read of them.
         self.tiers = LaneTiers(
-            self._units, reader, lane, plans, uses or UseCounts(0), tensors.num_encoder_units
+            self._units,
+            reader,
+            lane,
+            plans,
+            uses or UseCounts(0),
+            tensors.num_encoder_units,
+            shared.pieces if shared is not None else lambda key: None,
         )
         experts = self.tiers.nearest_experts
         self._lender = ExpertLender(self._units, experts, lane.link) if experts is not None else None
         self._num_sweeps = 0
-        self._views: dict[tuple[UnitKey, tuple[int, ...]], LayerWeights] = {}
+        self._views: dict[tuple[UnitKey, tuple[int, ...], float], LayerWeights] = {}
         #: The layer that is in use or waited for, counted over all stacks; None between sweeps. Any thread
         #: may look.
         self.current_layer: int | None = None
@@ -78,6 +87,11 @@ class LayerStreamer:
     def keys_of(self, units: Collection[int]) -> list[UnitKey]:
         """The keys of dense units that are counted over all stacks."""
         return [key for index, key in enumerate(self._cycle) if index in units]
+
+    def begin_step(self, num_tokens: int) -> None:
+        """The layers that are asked for next are for a step of so many tokens."""
+        if self._shared is not None:
+            self._shared.begin_step(num_tokens)
 
     def layers(self, stack: str = DECODER) -> Generator[LayerWeights, None, None]:
         """One sweep of a stack. A layer's weights are valid, for what is launched on the lane, until the next
@@ -125,7 +139,14 @@ class LayerStreamer:
     def _views_of(self, keys: Sequence[UnitKey], buffers: Sequence[Tensor]) -> LayerWeights:
         """The weights of a layer's dense units together. Made once for each place where they
         can lie: a dozen views take a tenth of a millisecond."""
-        place = keys[0], tuple(buffer.data_ptr() for buffer in buffers)
+        share = 1.0 if self._shared is None or len(keys) == 1 else self._shared.brought(keys[1])
+        place = keys[0], tuple(buffer.data_ptr() for buffer in buffers), share
+        if place not in self._views and self._shared is not None and len(keys) == 2:
+            kept, rest, in_ram = (
+                LayerWeights.views(self._units[key].layout, buffer)
+                for key, buffer in zip((*keys, keys[1]), (*buffers, self._in_ram(keys[1])), strict=True)
+            )
+            self._views[place] = self._shared.weights(kept, rest, in_ram, share)
         if place not in self._views:
             ask = partial(self._lender.groups, keys[0]) if self._lender is not None else no_experts
             weights, *lower = (
@@ -135,6 +156,12 @@ class LayerStreamer:
             self._views[place] = weights.with_lower_planes(lower[0]) if lower else weights
             self._views[place].next_experts = self._behind(keys[0])
         return self._views[place]
+
+    def _in_ram(self, key: UnitKey) -> Tensor:
+        """The buffer of a rest that stays in RAM, and has come from there."""
+        buffer = self.tiers.farthest.settled(key)
+        assert buffer is not None
+        return buffer
 
     def _behind(self, key: UnitKey) -> NextExperts | None:
         """What a layer may know of the layer behind it."""
@@ -170,6 +197,8 @@ class LayerStreamer:
     def synchronize(self) -> None:
         """Until the lane has done everything, so that figures are complete."""
         self.lane.link.synchronize()
+        if self._shared is not None:
+            self.lane.handover().check()
 
     def close(self) -> None:
         """Read nothing more, wait for what is being read into our buffers, and give back a GPU's memory. The

@@ -160,6 +160,8 @@ class Stack:
     #: The lower planes of each layer's matrices, where its other tensors have the upper ones; () if no layer
     #: has planes.
     lower_planes: tuple[tuple[TensorSpec, ...], ...] = ()
+    #: The rest of each layer, where its other tensors are what a card keeps of it (split_rows()).
+    rests: tuple[tuple[TensorSpec, ...], ...] = ()
     #: The stack is swept once for each request, when the request comes in; other stacks in each step. Encoder
     #: stacks come first in a model.
     is_encoder: bool = False
@@ -173,6 +175,8 @@ class Stack:
             yield Unit(UnitKey(self.name, place), layer)
             if self.lower_planes and self.lower_planes[index]:
                 yield Unit(UnitKey(self.name, place, plane="lower"), self.lower_planes[index])
+            if self.rests and self.rests[index]:
+                yield Unit(UnitKey(self.name, place, plane="rest"), self.rests[index])
             for number, expert in enumerate(self.experts[index] if self.experts else ()):
                 yield Unit(UnitKey(self.name, place, number), expert)
 
@@ -183,6 +187,7 @@ class Stack:
             layers=self.layers[first:stop],
             experts=self.experts[first:stop],
             lower_planes=self.lower_planes[first:stop],
+            rests=self.rests[first:stop],
             first_layer=self.first_layer + first,
         )
 

@@ -310,6 +310,15 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     _add_folder(parser, "looked at")
+    parser.add_argument(
+        "--card", action="store_true",
+        help="try the first GPU instead: each kernel against plain arithmetic, rates of memory and link, a "
+        "small model",
+    )  # fmt: skip
+    parser.add_argument(
+        "--report", type=Path, default=Path("penstock-card.json"), metavar="FILE",
+        help="with --card: where the findings are written, to be sent in (default: %(default)s)",
+    )  # fmt: skip
     add_flags(parser, "doctor")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, gib
+from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, HANDOVER_BYTES, gib
 from penstock_server.facade.expected_drafts import draft_model_line, drafting_table
 from penstock_server.protocol.engine_bodies import NodeBody, PlanBody, ServedPlanBody
 
@@ -34,6 +34,8 @@ def plan_table(plan: PlanBody) -> list[str]:
         *([("adapters", "host", plan.adapter_bytes, "")] if plan.adapter_bytes else []),
         ("activations", compute, plan.workspace_bytes, _workspace_text(plan)),
     ]
+    if plan.kept_share is not None:
+        rows.append(("handover", "host", HANDOVER_BYTES, "from the card to the processor and back"))
     if plan.has_gpu:
         rows.append(("CUDA context", "device", CUDA_CONTEXT_BYTES, "reserved"))
     width = max(16, *(len(name) for name, _, _, _ in rows))
@@ -87,6 +89,8 @@ def _layer_rows(plan: PlanBody, compute: str) -> list[tuple[str, str, int, str]]
     end = plan.num_encoder_layers
     start = end - plan.num_cross_layers
     once, often = "streamed for each prompt", "streamed in each step"
+    if plan.kept_share is not None:
+        often = "streamed, or computed by the processor"
     kinds = (
         ("encoder ", "layers", plan.layers[:start], once),
         ("cross-attention ", "projections", plan.layers[start:end], once),
@@ -94,6 +98,8 @@ def _layer_rows(plan: PlanBody, compute: str) -> list[tuple[str, str, int, str]]
     )
     for name, whole, layers, streamed in kinds:
         planes = ((False, "upper planes"), (True, "lower planes"))
+        if plan.kept_share is not None:
+            planes = ((False, "layers, the card's share"), (True, "layers, the rest"))
         for is_lower, word in planes if _has_planes(plan) else ((False, whole),):
             for home in ("device", "host", "disk"):
                 sizes = [each.num_bytes for each in layers if (each.home, each.is_lower) == (home, is_lower)]

@@ -18,7 +18,8 @@ class Told(BaseModel):
 
 class PlacedLayer(Told):
     """The memory that a layer lies in, and whether the compute device keeps the layer. Lower planes that lie
-    apart are a layer of their own here, behind the one that they belong to."""
+    apart are a layer of their own here, behind the one that they belong to. So is the rest of a layer of
+    which a card keeps a share."""
 
     home: Literal["device", "host", "disk"]
     is_resident: bool
@@ -71,6 +72,9 @@ class PlanBody(Told):
     num_state_sequences: int
     #: Memory for adapters (LoRA), on the host.
     adapter_bytes: int
+    #: A card and the processor share the products, and the card keeps this share of each matrix. null: they
+    #: do not.
+    kept_share: float | None
     #: Tokens of num_kv_tokens whose keys and values lie on disk (--kv-spill), beside kv_bytes.
     num_spilled_tokens: int
 
@@ -102,6 +106,8 @@ class StepBody(Told):
     #: its router has chosen them.
     binding: str
     experts: ExpertDemandBody
+    #: The share of the layers' weights that the processor multiplies beside a card.
+    processor_share: float
 
 
 class DraftingBody(Told):

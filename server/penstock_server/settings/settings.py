@@ -25,6 +25,7 @@ from penstock.config import (
     MTPMode,
     PoolingChoice,
     Runner,
+    ShareMode,
     SpeculationMode,
     WeightBits,
 )
@@ -166,6 +167,12 @@ class Settings(NodesSettings):
     )
     device: DeviceChoice = engine_setting(
         "device", "what computes: cuda is the first GPU, cpu the processor; auto is a GPU if one is usable"
+    )
+    share_products: ShareMode = engine_setting(
+        "share_products",
+        "auto: where a model does not fit into a GPU's memory, the processor computes a share of each "
+        "product from RAM while the link brings another, if this should be faster; off: the GPU computes "
+        "all. Answers are the same, to the last bit",
     )
     host_memory: int | None = engine_setting(
         "host_memory_bytes",

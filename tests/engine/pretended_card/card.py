@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +80,22 @@ class PretendedCard:
                 self._on_host_read(source, stream)
         stream.enqueue(lambda: target.inner.copy_(source))
 
+    def enqueue_copy_to_host(self, source: CardTensor, target: Tensor) -> Tensor:
+        """On a stream beside the one that computes: what computes has to come before it."""
+        stream = self.current_stream.get()
+        assert self.is_pinned(target), "a copy to memory that is not pinned waits"
+        assert stream.all_before().get(self.default_stream, -1) == self.default_stream.num_queued, (
+            "the copy to the host does not wait for what computes"
+        )
+        stream.enqueue(lambda: target.copy_(source.inner))
+        return target
+
+    def launch_on_host(self, handle: int, function: Callable[[int | None], None]) -> int:
+        """cuLaunchHostFunc: as late as allowed."""
+        stream = next(each for each in self._streams if each.cuda_stream == handle)
+        stream.enqueue(lambda: function(None))
+        return 0
+
     def _on_host_read(self, source: Tensor, stream: Stream) -> None:
         begin = source.data_ptr()
         with self.races.lock:
@@ -97,6 +113,7 @@ class PretendedCard:
     def on_use(self, addresses: Iterable[int], name: str) -> None:
         """A kernel or operation begins."""
         stream = self.current_stream.get()
+        stream.num_queued += stream.is_default
         assert stream.is_default, f"{name}: only copies to the card are modelled on other streams"
         self.races.on_use(addresses, stream.stream_id, name)
 
@@ -106,7 +123,7 @@ class PretendedCard:
 
     def make_stream(self, device: object = None) -> Stream:
         self.driver.fake_use_of_torch()
-        self._streams.append(Stream(self.races, NO_LAUNCHES))
+        self._streams.append(Stream(self.races, NO_LAUNCHES + len(self._streams)))
         return self._streams[-1]
 
     def synchronize(self, device: object = None) -> None:

@@ -43,6 +43,10 @@ class Driver:
         self.num_launches[name] = self.num_launches.get(name, 0) + 1
         return int(self._library.cuLaunchKernel(function, *arguments))
 
+    def cuLaunchHostFunc(self, stream: ctypes.c_void_p, function: Any, data: object) -> int:
+        assert stream.value is not None
+        return self._card.launch_on_host(stream.value, function)
+
     def cuMemHostRegister_v2(self, *arguments: Any) -> int:
         return OUT_OF_MEMORY if self.refuses_to_pin else int(self._library.cuMemHostRegister_v2(*arguments))
 

@@ -48,12 +48,12 @@ class Stream:
 
     def run(self, until: int) -> None:
         with self.races.lock:
-            while self._num_run < until:
+            while self._num_run < until and not self.is_default:
                 self._num_run += 1
                 self._queue.popleft()()
 
     def has_run(self, until: int) -> bool:
-        return self._num_run >= until
+        return self.is_default or self._num_run >= until
 
     def wait_event(self, event: Event) -> None:
         with self.races.lock:

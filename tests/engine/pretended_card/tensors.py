@@ -107,6 +107,9 @@ def _compute(card: PretendedCard, function: Any, args: Any, kwargs: Any) -> Any:
 def _copy(card: PretendedCard, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """copy_() over the link, or within the card."""
     if not isinstance(target, CardTensor):
+        assert isinstance(source, CardTensor)
+        if non_blocking and not card.current_stream.get().is_default:
+            return card.enqueue_copy_to_host(source, target)
         return target.copy_(_to_host(card, source, non_blocking=non_blocking))
     if isinstance(source, CardTensor):
         card.on_use([source.data_ptr(), target.data_ptr()], "a copy within the card")

@@ -61,6 +61,7 @@ PLAN = [
     "num_state_slots",
     "num_state_sequences",
     "adapter_bytes",
+    "kept_share",
     "num_spilled_tokens",
 ]
 STEP = [
@@ -79,6 +80,7 @@ STEP = [
     "experts.num_missing",
     "experts.num_from_disk",
     "experts.hit_rate",
+    "processor_share",
 ]
 STATS = [
     "time_s",
@@ -162,7 +164,7 @@ HARDWARE = [
     "others_share",
 ]
 
-CONFIG = EngineConfig(host_memory_bytes=6 << 30)
+CONFIG = EngineConfig(host_memory_bytes=6 << 30, share_products="off")
 SIZE = footprint_of(find_shape("solar-10.7b"), CONFIG)
 DISK = DiskProfile(2.0, 4 << 20, 4, True)
 MACHINE = HardwareProfile(

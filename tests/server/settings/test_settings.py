@@ -92,6 +92,7 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         lora=("poet=/adapters/poet",),
         lora_memory=1,
         mtp="off",
+        share_products="off",
     ).engine_config()
     assert settings_of("m", "--kv-tokens", "7").engine_config().num_kv_tokens == 7
     assert settings_of("demo").engine_config().num_resident_layers == 3

@@ -23,12 +23,12 @@ from penstock.config import EngineConfig
 from penstock.memory.hardware import HardwareProfile, ProductRates
 from penstock.memory.planning.expert_demand import NO_DEMAND, ExpertDemand, expert_demand
 from penstock.memory.planning.plan import LayerPlacement, MemoryPlan
+from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, product_s
+from penstock.memory.planning.split_cost import SplitWork, split_work
 from penstock.spec import ExpertFootprint, ModelFootprint
 
-#: Seconds of all that is not a product (norms, attention over a short context, activations, the calls
-#: themselves), measured on two cores: first per layer, then per token and element of a vector that passes a
-#: matrix.
-LAYER_OVERHEAD_S = 150e-6
+#: Seconds of all that is not a product, for each token and element of a vector that passes a matrix, as
+#: LAYER_OVERHEAD_S has them for each layer.
 ELEMENT_S = 0.5e-9
 #: Seconds of an expert's calls beside its products: 30 us in the kernels' calls, measured with an expert of
 #: 64 by 64, and the rest for finding and adding up.
@@ -50,6 +50,8 @@ class StepPrediction:
     products_s: float = 0.0
     num_encoded: int = 0
     experts: ExpertDemand = NO_DEMAND
+    #: The share of the layers' weights that the processor multiplies beside a card.
+    processor_share: float = 0.0
 
     @property
     def floor_s(self) -> float:
@@ -129,6 +131,8 @@ def predict_step(
     fast as the disk of the weights."""
     rows, lane = config.rows_per_token, hardware.lane
     demand = demand or expert_demand(plan, footprint.experts, num_tokens)
+    if plan.kept_share is not None and (work := split_work(plan, footprint, hardware, config, num_tokens)):
+        return _shared_step(work, footprint, hardware, num_tokens, num_sampled, rows)
     elements = num_tokens * footprint.token_elements + num_encoded * footprint.encoder_elements
     moved = _Moved.of(plan, footprint, demand, num_encoded, spilled_bytes)
     terms = _terms(moved, 2 * rows * (elements + num_sampled * footprint.head_elements), hardware)
@@ -137,7 +141,7 @@ def predict_step(
     floor_s = products_s = max(terms.values())
     if lane.products:
         products_s = sum(
-            _product_s(lane.products, *each)
+            product_s(lane.products, *each)
             for each in (
                 (footprint.decoder_bytes, footprint.layer_elements, rows * num_tokens),
                 (footprint.encoder_bytes, footprint.encoder_elements, rows * num_encoded),
@@ -154,6 +158,33 @@ def predict_step(
     other_s += EXPERT_OVERHEAD_S * demand.num_asked
     seconds = max(floor_s, products_s) + other_s
     return StepPrediction(num_tokens, num_sampled, terms, seconds, products_s, num_encoded, demand)
+
+
+def _shared_step(
+    work: SplitWork,
+    footprint: ModelFootprint,
+    hardware: HardwareProfile,
+    num_tokens: int,
+    num_sampled: int,
+    rows: int,
+) -> StepPrediction:
+    """A step whose products a card and the processor share, `rows` rows for each token."""
+    step, share, lane = work.step, work.share, hardware.lane
+    head = footprint.head_elements
+    head_s = max(head / lane.memory_gbps, 2 * rows * num_sampled * head / lane.int8_gops) / 1e9
+    streamed = share * step.rest_bytes
+    terms = {
+        "memory": (step.kept_bytes + 2 * streamed + head) / lane.memory_gbps / 1e9,
+        "arithmetic": (step.kept_bytes + streamed) / step.card_bps + head_s,
+        "host to device": streamed / step.link_bps,
+        "processor": (step.rest_bytes - streamed) / step.processor_bps,
+        "host memory": step.rest_bytes / step.memory_bps,
+    }
+    seconds = step.seconds(share) + head_s
+    products_s = terms["arithmetic"]
+    return StepPrediction(
+        num_tokens, num_sampled, terms, seconds, products_s, processor_share=work.processor_share
+    )
 
 
 @dataclass(frozen=True)
@@ -244,26 +275,4 @@ def _expert_products_s(
         return 0.0
     rows_each = max(1, round(rows * experts.count_per_token / demand.num_asked))
     num_bytes, elements = demand.num_asked * experts.num_bytes, demand.num_asked * experts.elements
-    return _product_s(products, int(num_bytes), int(elements), rows_each)
-
-
-def _product_s(products: ProductRates, num_bytes: int, num_elements: int, rows: int) -> float:
-    """Seconds of products by matrices with so many bytes and elements. Rates are those of INT8, a byte for
-    each element. With the fewest rows a product waits for its bytes; what more rows add is arithmetic, which
-    goes by elements."""
-    if rows == 0:
-        return 0.0
-    reading = 1 / products[0][1] / 1e9
-    return num_bytes * reading + num_elements * (_seconds_per_byte(products, rows) - reading)
-
-
-def _seconds_per_byte(products: ProductRates, rows: int) -> float:
-    """Seconds per byte of weights that meet so many rows. Between two measured numbers of rows the seconds
-    lie on the line through both; beyond the largest they grow in proportion."""
-    before_rows, before_gbps = products[0]
-    for known_rows, gbps in products:
-        if rows <= known_rows:
-            share = (rows - before_rows) / max(1, known_rows - before_rows)
-            return (1 / before_gbps + max(0.0, share) * (1 / gbps - 1 / before_gbps)) / 1e9
-        before_rows, before_gbps = known_rows, gbps
-    return rows / before_rows / before_gbps / 1e9
+    return product_s(products, int(num_bytes), int(elements), rows_each)

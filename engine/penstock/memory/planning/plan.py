@@ -16,6 +16,8 @@ Home = Literal["device", "host", "disk"]
 
 #: What a CUDA context takes of the device before anything is allocated.
 CUDA_CONTEXT_BYTES = 400 << 20
+#: Pinned memory through which a card and the processor hand activations and results to each other.
+HANDOVER_BYTES = 16 << 20
 
 
 class TierPlan(NamedTuple):
@@ -89,6 +91,10 @@ class MemoryPlan:
     num_state_sequences: int = 0
     #: Adapters (LoRA), on the host.
     adapter_bytes: int = 0
+    #: A card and the processor share the products: the card keeps this share of each matrix's output channels
+    #: in its memory. Each layer has two placements then: what is kept, and the rest. None: layers are
+    #: computed by the card alone, or there is none.
+    kept_share: float | None = None
     #: The last so many blocks of keys and values lie on disk, and come to memory when a layer needs them.
     num_spilled_blocks: int = 0
 
@@ -154,6 +160,7 @@ class MemoryPlan:
     def host_used_bytes(self) -> int:
         used = self.embedding_bytes + self.layer_bytes("host") + self.adapter_bytes
         if self.has_gpu:
+            used += 0 if self.kept_share is None else HANDOVER_BYTES
             used += self.num_host_expert_slots * self.expert_slot_bytes
             return used + self.num_host_slots * self.staging_slot_bytes
         staging = self.num_staging_slots * self.staging_slot_bytes

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from penstock.config import EngineConfig
-from penstock.errors import ConfigError
+from penstock.errors import CapacityError, ConfigError
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.pages import round_up
 from penstock.memory.planning.budgets import Budgets
@@ -21,6 +21,12 @@ from penstock.memory.planning.plan import (
     gib,
     plane_notes,
     resident_layers,
+)
+from penstock.memory.planning.shared_plan import (
+    kept_shares,
+    may_share_products,
+    shared_if_faster,
+    split_footprint,
 )
 from penstock.memory.planning.state_slots import StateSlots
 from penstock.spec import ModelFootprint
@@ -60,7 +66,34 @@ def plan_memory(
     if activation_bytes is None:
         activation_bytes = int(workspace_factor * estimate_activations(footprint, config))
     plan = _Planner(footprint, hardware, config, activation_bytes, is_measured).plan()
+    if may_share_products(plan, footprint, hardware, config):
+        plan = _shared_plan(plan, footprint, hardware, config, activation_bytes, is_measured) or plan
     return plan if footprint.implementation == "penstock" else replace(plan, notes=(FOREIGN, *plan.notes))
+
+
+def _shared_plan(
+    alone: MemoryPlan,
+    footprint: ModelFootprint,
+    hardware: HardwareProfile,
+    config: EngineConfig,
+    activation_bytes: int,
+    is_measured: bool,
+) -> MemoryPlan | None:
+    """The plan in which a card and the processor share products, and the card keeps as large a share of each
+    matrix as fits. None if the rest does not fit into RAM, or if sharing would be no faster than the plan in
+    which the card is `alone`."""
+    # A product has two results for a moment: its parts, and the parts together.
+    activation_bytes += 4 * config.max_num_batched_tokens * footprint.widest_layer
+    for share in kept_shares(alone, footprint, config):
+        halves = split_footprint(footprint, share)
+        try:
+            found = _Planner(halves, hardware, config, activation_bytes, is_measured).plan()
+        except CapacityError:
+            continue
+        if found.at_home("disk") or len(found.resident) * 2 != len(found.layers):
+            continue
+        return shared_if_faster(replace(found, kept_share=share), alone, footprint, hardware, config)
+    return None
 
 
 def estimate_activations(footprint: ModelFootprint, config: EngineConfig) -> int:
@@ -93,11 +126,13 @@ class _Layers:
         self.expert_bytes = round_up(footprint.experts.num_bytes)
         self._num_experts = footprint.experts.count
         self.num_encoder_layers, self.num_cross = footprint.num_encoder_layers, footprint.num_cross_units
-        self.lower_planes = footprint.lower_planes
+        self.lower_planes, self.is_split = footprint.lower_planes, footprint.is_split
         most = len(self.sizes)
         # As many planes stay as that number of layers has.
         forced = most if num_forced is None else min(num_forced * most // max(1, footprint.num_layers), most)
         counts = range(most, -1, -1) if num_forced is None else (forced,)
+        if self.is_split:  # what a card keeps, and nothing of the rest
+            counts = (most // 2,)
         #: Sets of resident layers to choose from, the largest first.
         self._choices = [
             resident_layers(most, count, self.num_encoder_layers, self.lower_planes) for count in counts
@@ -150,7 +185,9 @@ class _Layers:
     def _num_slots(self, resident: frozenset[int]) -> int:
         """A layer of which both planes are streamed takes two slots."""
         streamed = [index for index in range(len(self.sizes)) if index not in resident]
-        planes = 2 if self.lower_planes and not self.lower_planes.issuperset(streamed) else 1
+        planes = (
+            2 if self.lower_planes and not self.is_split and not self.lower_planes.issuperset(streamed) else 1
+        )
         return min(NUM_STAGING_SLOTS * planes, len(streamed))
 
     @property
@@ -223,7 +260,7 @@ class _Planner:
                 [
                     *self._notes(num_blocks, len(tier.resident)),
                     *self.states.notes(self.config),
-                    *plane_notes(len(self.layers.sizes), self.layers.lower_planes, tier.resident),
+                    *self._plane_notes(tier.resident),
                     *self.hardware_notes,
                 ]
             ),
@@ -239,6 +276,10 @@ class _Planner:
             adapter_bytes=self.adapter_bytes,
             num_spilled_blocks=num_spilled,
         )
+
+    def _plane_notes(self, resident: frozenset[int]) -> list[str]:
+        planes = frozenset[int]() if self.layers.is_split else self.layers.lower_planes
+        return plane_notes(len(self.layers.sizes), planes, resident)
 
     def _search(self) -> tuple[int, TierPlan]:
         """Blocks of keys and values, and the tier beside them. Raises CapacityError."""

@@ -34,16 +34,19 @@ class LaneTiers:
         plans: Sequence[TierPlan],
         uses: UseCounts[UnitKey],
         num_once: int = 0,
+        pieces: Callable[[UnitKey], Sequence[tuple[int, int]] | None] = lambda key: None,
     ) -> None:
         """Begins to read. `units` are in the order of a sweep; the first `num_once` dense units are
         swept once for each request, the others in each step. `uses` of experts go on from an earlier run.
-        Raises CapacityError before anything is read."""
+        `pieces` says what a link copies of a unit; None: all of it. Raises CapacityError before anything is
+        read."""
         sizes = {key: round_up(unit.num_bytes) for key, unit in units.items()}
         dense = {key: size for key, size in sizes.items() if key.expert is None}
         experts = {key: size for key, size in sizes.items() if key.expert is not None}
         cycle = tuple(dense)
         self._lane = lane
         self._num_once = num_once
+        self._pieces = pieces
         self._resident = [frozenset(cycle[index] for index in plan.resident) for plan in plans]
         self._pools = self._allocate(dense, experts, plans)
         #: The memory where layers are computed.
@@ -58,6 +61,7 @@ class LaneTiers:
                 self._experts.append(DemandTier(experts, below, pool, plan.num_expert_slots, uses.copy()))
         #: The tiers where layers are computed. A model without experts has no tier of experts.
         self.nearest = self._dense[-1]
+        self.farthest = self._dense[0]
         self.nearest_experts = self._experts[-1] if experts else None
 
     def _allocate(
@@ -78,7 +82,7 @@ class LaneTiers:
         self, sizes: Mapping[UnitKey, int], reader: UnitReader, pool: MemoryPool, plan: TierPlan
     ) -> None:
         index = len(self._dense)
-        below = LinkReader(self._dense[-1], self._lane.link) if index else reader
+        below = LinkReader(self._dense[-1], self._lane.link, self._pieces) if index else reader
         # Units that a nearer memory keeps pass through the farther ones once.
         passing = frozenset[UnitKey]().union(*self._resident[index + 1 :])
         resident = self._resident[index]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 
@@ -128,8 +128,15 @@ class LinkReader:
     """Queues copies from the tier of the host, in the order in which they are asked for. A read counts as
     done when its copy is queued: from then on the device keeps the order."""
 
-    def __init__(self, host: Tier, link: Link) -> None:
+    def __init__(
+        self,
+        host: Tier,
+        link: Link,
+        pieces: Callable[[UnitKey], Sequence[tuple[int, int]] | None] = lambda key: None,
+    ) -> None:
+        """`pieces` says what is copied of a unit; None: all of it."""
         self._host = host
+        self._pieces = pieces
         self._link = link
         self._requests: SimpleQueue[tuple[UnitKey, Tensor, Future[int]] | None] = SimpleQueue()
         #: The error of a link that has failed. The link is lost: all who want a unit learn of the error.
@@ -173,9 +180,9 @@ class LinkReader:
         if self._host.num_slots < 2:
             self._let_go()
         arrival = self._host.acquire(key)
-        num_bytes = min(arrival.buffer.numel(), buffer.numel())
+        num_bytes, pieces = min(arrival.buffer.numel(), buffer.numel()), self._pieces(key)
         try:
-            self._link.copy(arrival.buffer[:num_bytes], buffer[:num_bytes])
+            self._link.copy(arrival.buffer[:num_bytes], buffer[:num_bytes], pieces)
         except BaseException as error:
             self._failure = error
             self._host.release(key)
@@ -186,7 +193,7 @@ class LinkReader:
             self._host.release(key)
         else:
             self._leaving = key, arrival.buffer
-        return num_bytes
+        return num_bytes if pieces is None else sum(size for _, size in pieces)
 
     def _let_go(self) -> None:
         if self._leaving is not None:

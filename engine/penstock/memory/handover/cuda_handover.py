@@ -1,0 +1,102 @@
+"""CudaHandover: hands work from a card to the processor and back, all of it queued.
+
+A stream of its own waits for the activations, copies them to the host, calls a function there, and copies the
+result back. The driver calls the function in the stream's order, on a thread of the driver, where no CUDA
+function may be called; a worker of ours computes meanwhile. So neither the thread that launches nor the
+stream that computes waits, until the result is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from penstock.memory.planning.plan import HANDOVER_BYTES
+
+#: void (*)(void *user_data), which cuLaunchHostFunc takes.
+_HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+FLOAT_BYTES = 4
+
+
+class CudaHandover:
+    """Used by the one thread that launches."""
+
+    def __init__(self, device: torch.device, driver: ctypes.CDLL, buffer: Tensor) -> None:
+        """`buffer` is pinned: uint8 [HANDOVER_BYTES]."""
+        self._device, self._driver, self._buffer = device, driver, buffer
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._done: torch.cuda.Event | None = None
+        self._function = _HOST_FUNCTION(self._run)  # has to live as long as calls are queued
+        self._worker = ThreadPoolExecutor(1, "penstock-beside-card")
+        #: What the function computes when it is called next, in the stream's order.
+        self._work: deque[Callable[[], None]] = deque()
+        #: Tensors that the stream still reads. Nobody else may get their memory before join().
+        self._held: list[Tensor] = []
+        self._failure: BaseException | None = None
+
+    def begin(self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        self.check()
+        x = x.contiguous()
+        y = x.new_empty(x.shape[0], out_features)
+        self._held.append(x)
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(torch.cuda.current_stream(self._device))
+        self._stream.wait_event(ready)
+        num_rows = max(1, HANDOVER_BYTES // FLOAT_BYTES // (x.shape[1] + out_features))
+        with torch.cuda.stream(self._stream):
+            for first in range(0, x.shape[0], num_rows):
+                self._queue(x[first : first + num_rows], y[first : first + num_rows], compute)
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._done.record(self._stream)
+        return y
+
+    def join(self) -> None:
+        if self._done is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._done)
+        self._done = None
+        self._held.clear()
+
+    def check(self) -> None:
+        """Raises what a `compute` raised since the last call."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Nothing may be queued any more."""
+        self._worker.shutdown()
+        self._work.clear()
+        self._held.clear()
+
+    def _queue(self, x: Tensor, y: Tensor, compute: Callable[[Tensor], Tensor]) -> None:
+        """The stream's order keeps one piece's use of the buffer apart from the next one's."""
+        floats = self._buffer.view(torch.float32)
+        rows = floats[: x.numel()].view(x.shape)
+        result = floats[x.numel() : x.numel() + y.numel()].view(y.shape)
+        rows.copy_(x, non_blocking=True)
+        self._work.append(partial(self._compute, rows, result, compute))
+        stream = ctypes.c_void_p(self._stream.cuda_stream)
+        code = self._driver.cuLaunchHostFunc(stream, self._function, None)
+        if code:
+            self._work.pop()
+            raise RuntimeError(f"CUDA: cuLaunchHostFunc failed (error {code})")
+        y.copy_(result, non_blocking=True)
+
+    def _run(self, _: int | None) -> None:
+        """On the driver's thread."""
+        try:
+            self._worker.submit(self._work.popleft()).result()
+        except BaseException as error:  # nobody catches it here; whoever launches next learns of it
+            self._failure = error
+
+    @staticmethod
+    def _compute(rows: Tensor, result: Tensor, compute: Callable[[Tensor], Tensor]) -> None:
+        with torch.inference_mode():
+            result.fill_(float("nan"))  # an error must not look like an answer
+            result.copy_(compute(rows))

@@ -1,0 +1,20 @@
+"""HostHandover: work for the processor where there is no card, the plain twin of CudaHandover."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+
+class HostHandover:
+    """Computes at once."""
+
+    def begin(self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        return compute(x)
+
+    def join(self) -> None: ...
+
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,73 @@
+"""A model's step on a machine as a SplitStep: what a card and the processor share, and how. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.config import EngineConfig
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.planning.plan import MemoryPlan
+from penstock.memory.planning.product_split import (
+    CROSSING_S,
+    PRODUCTS_PER_LAYER,
+    SplitStep,
+    whole_share,
+)
+from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, product_s
+from penstock.spec import ModelFootprint
+
+
+class SplitWork(NamedTuple):
+    """A step, and the share of what lies in RAM that the card gets."""
+
+    step: SplitStep
+    share: float
+
+    @property
+    def processor_share(self) -> float:
+        """Of all weights of layers, those that the processor multiplies."""
+        return (1 - self.share) * self.step.rest_bytes / (self.step.rest_bytes + self.step.kept_bytes)
+
+
+def split_work(
+    plan: MemoryPlan,
+    footprint: ModelFootprint,
+    hardware: HardwareProfile,
+    config: EngineConfig,
+    num_tokens: int,
+) -> SplitWork | None:
+    """A step of `num_tokens` tokens by a plan that keeps a share of each matrix on the card. None if a rate
+    is unknown."""
+    lane, rows = hardware.lane, config.rows_per_token * num_tokens
+    known = (lane.memory_gbps, lane.link_gbps, lane.int8_gops, hardware.memory_read_gbps, hardware.int8_gops)
+    if not all(known):
+        return None
+    kept, rest = plan.layer_bytes("device"), plan.layer_bytes("host")
+    elements = footprint.layer_elements / (kept + rest)  # of each byte
+    if lane.products:
+        card_s = product_s(lane.products, kept + rest, footprint.layer_elements, rows) / (kept + rest)
+    else:
+        card_s = max(1 / lane.memory_gbps, 2 * rows * elements / lane.int8_gops) / 1e9
+    if hardware.products:
+        num_elements = int(rest * elements)
+        processor_s = product_s(hardware.products, rest, num_elements, rows) / rest if rest else 0.0
+    else:
+        processor_s = max(1 / hardware.memory_read_gbps, 2 * rows * elements / hardware.int8_gops) / 1e9
+    num_layers = footprint.num_layers
+    step = SplitStep(
+        kept,
+        rest,
+        lane.link_gbps * 1e9,
+        hardware.memory_read_gbps * 1e9,
+        1 / card_s,
+        1 / processor_s if processor_s else float("inf"),
+        LAYER_OVERHEAD_S * num_layers,
+        CROSSING_S * PRODUCTS_PER_LAYER * num_layers,
+    )
+    return SplitWork(step, _whole(step))
+
+
+def _whole(step: SplitStep) -> float:
+    """The best whole share; streaming alone where a whole share is no better."""
+    share = whole_share(step.best_share())
+    return 1.0 if step.seconds(1.0) <= step.seconds(share) else share

@@ -1,0 +1,79 @@
+"""A model whose layers are two units each: what a card keeps, and the rest. Kept are all vectors, and the
+first output channels of each matrix; the rest are the other channels. Output channels are rows of each array,
+so that a share of a matrix is the beginning of each of its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import Tensor
+
+from penstock.memory.planning.product_split import part_rows
+from penstock.weights.formats.int4_format import Int4
+from penstock.weights.formats.weight_format import Int8
+from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, Unit, UnitLayout
+
+
+class Piece(NamedTuple):
+    """Bytes of a unit's buffer."""
+
+    offset: int
+    num_bytes: int
+
+
+def can_be_split(matrix: TensorSpec) -> bool:
+    """Whether each array of the matrix has a row for each output channel."""
+    if not isinstance(matrix.format, Int8 | Int4):
+        return False
+    return all(array.shape[:1] == matrix.shape[:1] for array in matrix.components)
+
+
+def row_bytes(matrix: TensorSpec) -> int:
+    """Bytes of an output channel, of a matrix that can be split."""
+    return sum(array.num_bytes for array in matrix.components) // matrix.shape[0]
+
+
+def split_rows(tensors: ModelTensors, share: float) -> ModelTensors:
+    """The model whose layers keep a share of their output channels on a card. The names of the rest's units
+    have the plane "rest"."""
+    return replace(tensors, stacks=tuple(_split_stack(stack, share) for stack in tensors.stacks))
+
+
+def _split_stack(stack: Stack, share: float) -> Stack:
+    halves = [_split_layer(layer, share) for layer in stack.layers]
+    return replace(stack, layers=tuple(kept for kept, _ in halves), rests=tuple(rest for _, rest in halves))
+
+
+def _split_layer(
+    tensors: tuple[TensorSpec, ...], share: float
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    kept, rest = list[TensorSpec](), list[TensorSpec]()
+    for tensor in tensors:
+        num_rows = tensor.shape[0]
+        num_kept = part_rows(num_rows, share) if tensor.is_matrix else num_rows
+        for part, part_size in ((kept, num_kept), (rest, num_rows - num_kept)):
+            if part_size:
+                part.append(replace(tensor, shape=(part_size, *tensor.shape[1:])))
+    return tuple(kept), tuple(rest)
+
+
+def rest_pieces(layout: UnitLayout, share: float) -> Iterator[Piece]:
+    """The bytes of a rest of which the card gets a share."""
+    for slot in layout.slots:
+        num_rows = part_rows(slot.tensor.shape[0], share)
+        for component, offset in zip(slot.components, slot.offsets, strict=True):
+            if num_rows:
+                yield Piece(offset, component.num_bytes // slot.tensor.shape[0] * num_rows)
+
+
+def copy_part(whole: Unit, buffer: Tensor, part: Unit, target: Tensor) -> None:
+    """Fill the buffer of what a card keeps of a layer, or of the rest, from the whole layer's. Buffers are
+    uint8."""
+    of = {slot.tensor.name: slot.arrays(buffer) for slot in whole.layout.slots}
+    for slot in part.layout.slots:
+        for source, array in zip(of[slot.tensor.name], slot.arrays(target), strict=True):
+            # Of a matrix, the rest ends where the whole ends, and what is kept begins where it begins.
+            first = 0 if part.key.plane is None else len(source) - len(array)
+            array.copy_(source[first : first + len(array)])

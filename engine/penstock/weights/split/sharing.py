@@ -1,0 +1,68 @@
+"""Sharing: what a model is loaded with whose products a card and the processor share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+from penstock.config import EngineConfig
+from penstock.kernels import Kernels, SharedKernels, choose_kernels
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.lane import Lane
+from penstock.memory.planning.plan import MemoryPlan
+from penstock.memory.planning.split_cost import split_work
+from penstock.spec import ModelFootprint
+from penstock.weights.split.row_split import split_rows
+from penstock.weights.split.shared_rows import SharedRows
+from penstock.weights.split.split_reader import SplitReader
+from penstock.weights.tensors import ModelTensors
+from penstock.weights.tiers.tier import UnitReader
+
+
+class Sharing(NamedTuple):
+    """The parts of an engine that may be others where products are shared."""
+
+    tensors: ModelTensors
+    reader: UnitReader
+    kernels: Kernels
+    rows: SharedRows | None
+
+    @classmethod
+    def of(
+        cls,
+        plan: MemoryPlan,
+        tensors: ModelTensors,
+        reader: UnitReader,
+        kernels: Kernels,
+        lane: Lane,
+        config: EngineConfig,
+        share_of: Callable[[int], float],
+    ) -> Sharing:
+        """As the plan says. `share_of` is streamed_share(). Raises CapacityError."""
+        if plan.kept_share is None:
+            return cls(tensors, reader, kernels, None)
+        halves = split_rows(tensors, plan.kept_share)
+        whole, parts = ({unit.key: unit for unit in each.units} for each in (tensors, halves))
+        assert config.num_threads is not None
+        beside = choose_kernels(_on_host(config), config.num_threads)
+        shared = SharedKernels(kernels, beside, lane.handover())
+        return cls(halves, SplitReader(reader, whole, parts), shared, SharedRows(parts, share_of))
+
+
+def streamed_share(
+    plan: MemoryPlan, size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
+) -> Callable[[int], float]:
+    """The share of what lies in RAM that the link brings, for a number of tokens."""
+
+    @cache
+    def share_of(num_tokens: int) -> float:
+        work = split_work(plan, size, hardware, config, num_tokens)
+        return 1.0 if work is None else work.share
+
+    return share_of
+
+
+def _on_host(config: EngineConfig) -> EngineConfig:
+    """The settings of the processor's kernels, as an EngineConfig."""
+    return EngineConfig(activations=config.activations, kernel_tuning=config.kernel_tuning)

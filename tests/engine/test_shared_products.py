@@ -1,0 +1,213 @@
+"""A card and the processor that share products: the bits are those of one that computes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pretended_card import PretendedCard, engines, missing
+from pretended_card.streams import Stream
+from tiny_models import build
+from torch import Tensor
+
+from penstock.config import EngineConfig
+from penstock.engine import Engine
+from penstock.errors import ConfigError
+from penstock.kernels import Matrix, SharedKernels, SplitMatrix, choose_kernels
+from penstock.kernels.cpu import NativeKernels
+from penstock.memory.handover.cuda_handover import CudaHandover
+from penstock.memory.hardware import DeviceProfile, HardwareProfile, capacities
+from penstock.weights.checkpoints.int4_form import Int4Form
+from penstock.weights.formats.int4_format import Int4
+from penstock.weights.formats.weight_format import Int8, WeightFormat
+from penstock.weights.split.shared_rows import SharedRows
+
+GIB = 1 << 30
+needs_card = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+
+class ThreadHandover:
+    """The processor as its own card's companion: work on another thread."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._results: list[tuple[Tensor, Future[Tensor]]] = []
+
+    def begin(self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        y = torch.full((len(x), out_features), float("nan"))
+        self._results.append((y, self._thread.submit(compute, x)))
+        return y
+
+    def join(self) -> None:
+        for y, result in self._results:
+            y.copy_(result.result())
+        self._results.clear()
+
+
+FORMATS: dict[str, WeightFormat] = {
+    "INT8": Int8(),
+    **{f"INT8, groups of {size}": Int8(size) for size in (32, 64, 128)},
+    **{f"INT4, groups of {size}": Int4(Int4Form(size)) for size in (32, 128)},
+    "zero points": Int4(Int4Form(64, minima="zero_points", codebook="unsigned")),
+    "blocks with minima": Int4(Int4Form(32, "F16", 8, "numbers", "unsigned")),
+    "table of 16": Int4(Int4Form(32, codebook="mxfp4")),
+}
+
+
+def random_matrix(weight_format: WeightFormat, shape: tuple[int, int]) -> Matrix:
+    generator = torch.Generator().manual_seed(3)
+    arrays = [
+        each.view(torch.zeros(each.num_bytes, dtype=torch.uint8)) for each in weight_format.components(shape)
+    ]
+    weight_format.fill_random(arrays, generator)
+    matrix = weight_format.operand(arrays)
+    assert not isinstance(matrix, Tensor)
+    return matrix
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_split_product_is_the_whole_one(name: str) -> None:
+    """Every split into kept, streamed and processor's channels, for numbers of tokens that take each of the
+    kernels' paths."""
+    matrix, bias = random_matrix(FORMATS[name], (80, 256)), torch.randn(80)
+    kernels = choose_kernels(EngineConfig(), 1)
+    shared = SharedKernels(kernels, choose_kernels(EngineConfig(), 1), ThreadHandover())
+    for num_tokens in (1, 2, 5, 16, 33, 80):
+        x = torch.randn(num_tokens, 256) * torch.logspace(-3, 3, 256)
+        whole = kernels.linear(x, matrix, bias)
+        for kept, border in [(0, row) for row in range(0, 81)] + [(16, 48), (16, 80), (80, 80), (32, 32)]:
+            parts = [matrix.rows(*ends) for ends in ((0, kept), (kept, border)) if ends[0] < ends[1]]
+            split = SplitMatrix(tuple(parts), matrix.rows(border, 80) if border < 80 else None)
+            assert torch.equal(shared.linear(x, split, bias), whole), (num_tokens, kept, border)
+
+
+def test_rows_of_a_split_matrix_are_rows_of_the_whole() -> None:
+    matrix = random_matrix(Int8(), (64, 32))
+    split = SplitMatrix((matrix.rows(0, 16), matrix.rows(16, 40)), matrix.rows(40, 64))
+    for start, stop in ((0, 64), (8, 20), (20, 50), (41, 64), (0, 16)):
+        assert torch.equal(split.rows(start, stop).dequantize(), matrix.rows(start, stop).dequantize())
+
+
+# Whole engines on a pretended card.
+
+
+@pytest.fixture
+def card() -> Iterator[PretendedCard]:
+    with engines.card_with_kernels() as card:
+        yield card
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    build("Llama", folder, num_hidden_layers=4)
+    return folder
+
+
+def machine(processor_gops: float) -> HardwareProfile:
+    """A link so slow, beside this processor, that both have something to do."""
+    card = DeviceProfile("a card", (6, 1), 6 * GIB, 6 * GIB, 100.0, 0.001, 1000.0, GIB)
+    return replace(capacities(), memory_read_gbps=40.0, int8_gops=processor_gops, device=card)
+
+
+def load(folder: Path, processor_gops: float = 0.1, **config: object) -> Engine:
+    config = {"num_resident_layers": 2, "max_num_batched_tokens": 40} | config
+    return engines.load(folder, hardware=machine(processor_gops), **config)
+
+
+@needs_card
+@pytest.mark.parametrize(
+    "quantized", [{}, {"group_size": 32}, {"weights": "int4", "group_size": 32}, {"activations": "int8"}]
+)
+def test_answers_are_those_of_the_card_alone(
+    quantized: dict[str, object], checkpoint: Path, card: PretendedCard
+) -> None:
+    """To the last bit of each log-probability, although the share changes with the tokens of a step."""
+    alone = load(checkpoint, share_products="off", **quantized)
+    assert alone.plan.kept_share is None
+    expected = engines.answer(alone)
+    engine = load(checkpoint, **quantized)
+    kernels = engine.model.executor.family.kernels
+    assert engine.plan.kept_share == 0.5 and engines.homes(engine) == {"device", "host"}
+    card.host_waits.clear()
+    assert engines.answer(engine) == expected
+    assert card.host_waits == ["a copy"] * engine.metrics.num_steps, "sharing makes nobody wait"
+    traffic = engine.metrics.links["host to device"]
+    assert 0 < traffic.num_bytes < engine.plan.streamed_bytes * engine.metrics.num_steps
+    assert isinstance(kernels, SharedKernels) and kernels.num_shared >= 4 * engine.metrics.num_steps
+    del engine, alone, kernels
+    assert not card.races.found
+    assert card.driver.num_registered == card.memory.used_bytes == 0
+
+
+def join_does_not_wait(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CudaHandover, "join", lambda self: None)
+
+
+def work_does_not_wait_for_the_card(patch: pytest.MonkeyPatch) -> None:
+    wait = Stream.wait_event
+    patch.setattr(Stream, "wait_event", lambda self, event: wait(self, event) if self.is_default else None)
+
+
+def rows_are_taken_for_there_that_did_not_come(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SharedRows, "brought", lambda self, key: 1.0)
+
+
+@needs_card
+@pytest.mark.parametrize(
+    "fault",
+    [join_does_not_wait, work_does_not_wait_for_the_card, rows_are_taken_for_there_that_did_not_come],
+)
+def test_faults_of_the_handover_are_caught(
+    fault: Callable[[pytest.MonkeyPatch], None],
+    checkpoint: Path,
+    card: PretendedCard,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By an error or a wrong answer."""
+    expected = engines.answer(load(checkpoint, share_products="off"), num_prompts=1)
+    fault(monkeypatch)
+    with pytest.raises((AssertionError, RuntimeError)):
+        assert engines.answer(load(checkpoint), num_prompts=1) == expected
+
+
+@needs_card
+def test_an_error_of_the_processor_ends_the_step(
+    checkpoint: Path, card: PretendedCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no number that was not computed becomes a token."""
+    with load(checkpoint) as engine:
+        linear = NativeKernels.linear
+
+        def fail(*arguments: object) -> Tensor:
+            raise MemoryError("no room for a product")
+
+        monkeypatch.setattr(NativeKernels, "linear", fail)
+        with pytest.raises(MemoryError, match="no room for a product"):
+            engine.generate([[5, 9, 3]], engines.PARAMS)
+        monkeypatch.setattr(NativeKernels, "linear", linear)
+        assert engine.generate([[5, 9, 3]], engines.PARAMS)
+
+
+@needs_card
+def test_when_products_are_shared(checkpoint: Path, card: PretendedCard) -> None:
+    """Where rates are known, layers are missing on the card, RAM has them, and the processor helps."""
+    little = engines.little_host_memory(checkpoint, num_layers=2)
+    for config, shares in (
+        ({}, True),
+        ({"share_products": "off"}, False),
+        ({"num_resident_layers": 4}, False),
+        ({"processor_gops": 1e-6}, False),
+        ({"host_memory_bytes": little}, False),
+    ):
+        with load(checkpoint, **config) as engine:
+            assert (engine.plan.kept_share is not None) == shares, config
+            assert any("share each product" in note for note in engine.plan.notes) == shares
+    with engines.load(checkpoint, num_resident_layers=2) as engine:
+        assert engine.plan.kept_share is None, "rates are not known"
+    with pytest.raises(ConfigError, match="share_products"):
+        EngineConfig(share_products="never")  # type: ignore[arg-type]
