@@ -17,6 +17,8 @@ from penstock_server.protocol.tools import Function
 from penstock_server.settings.chat_rules import ParserChoice
 from penstock_server.tools import templates
 from penstock_server.tools.minicpm5_parser import MiniCPM5Parser
+from penstock_server.tools.parsing.deepseek import DeepSeekParser
+from penstock_server.tools.prompting import ToolPrompt
 from penstock_server.tools.templates import ToolStyle, detect_style
 
 from .chat_templates import DEAF, HERMES, LLAMA3, MINICPM5, MISTRAL, NO_SYSTEM, PLAIN
@@ -63,6 +65,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
             "auto",
             ToolStyle("deepseek_v3", True),
         ),
+        ("{{ tools }}<seed:tool_call><function=x><parameter=y>", "auto", ToolStyle("seed_oss", True)),
         # XML of MiniMax-M3 and Functionary 3.1, and a list between tags as Apriel has it.
         ("{{ tools }}<tool_call><function=x>", "auto", ToolStyle("hermes", False)),
         ("{{ tools }}<tool_call><invoke name=", "auto", ToolStyle("hermes", False)),
@@ -197,6 +200,16 @@ def test_the_example_that_we_show_is_one_that_we_read() -> None:
 
     result = parse(HermesParser(), [templates.describe([], "no")])
     assert result.named == [("get_weather", '{"city": "Paris"}')]
+
+
+@pytest.mark.parametrize("fence", ["", "```json"])
+def test_deepseeks_calls_are_asked_for_where_its_template_shows_calls_and_no_tools(fence: str) -> None:
+    style = detect_style("{{ messages }}<｜tool▁calls▁begin｜>" + fence, "auto")
+    assert (style.parser, style.is_native) == ("deepseek_v3", True)
+    prompt = ToolPrompt("auto", (TOOL,), True, style)
+    assert prompt.shown_tools is None and ("```json" in prompt.description) == bool(fence)
+    found = parse(DeepSeekParser(), [prompt.description])
+    assert found.named == [("get_weather", '{"city": "Paris"}')]
 
 
 def test_messages_as_the_protocol_has_them() -> None:

@@ -97,3 +97,11 @@ def test_messages(answer: str, reasoning: str, content: str, calls: list[tuple[s
 def test_without_tools_a_call_is_text() -> None:
     found = parse_in_pieces(lambda: HarmonyParser(PlainParser(), None), call("f", "{}"))
     assert (found.text, found.calls) == ("{}", [])
+
+
+@pytest.mark.parametrize("functions", [None, ["f"]])
+@pytest.mark.parametrize("tool", ["python", "container.exec", "browser.search"])
+def test_messages_to_tools_of_the_models_own_are_left_out(tool: str, functions: list[str] | None) -> None:
+    answer = f"{ANALYSIS}{NEXT} to={tool}<|channel|>commentary<|message|>print(1)<|call|>{NEXT}{FINAL}{HELLO}"
+    found = parse_in_pieces(lambda: HarmonyParser(PlainParser(), functions), answer)
+    assert (found.text, found.calls) == (HELLO, [])

@@ -36,6 +36,8 @@ SHUT = [
     ("OThis\nThatCThis is the rest\nThat", "This\nThat", "This is the rest\nThat"),
     ("O foo C bar", " foo ", " bar"),
     ("\n\nOfooCbar", "foo", "bar"),
+    (f"C{REST}", "", REST),
+    (f"\nC{REST}", "", REST),
     (f"{REST}C{REST}", "", f"{REST}C{REST}"),
     ("", "", ""),
     ("\n  ", "", "\n  "),

@@ -1,4 +1,4 @@
-"""Calls of GLM-4.5, Qwen3-Coder and MiniMax-M2: the inputs of vLLM's tests of its parsers, and a few more."""
+"""Calls of GLM-4.5, Qwen3-Coder, Seed-OSS and MiniMax-M2: inputs of vLLM's own tests, and a few more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import pytest
 from tests.server.tools.folding import Found, parse_in_pieces
 
 from penstock_server.protocol.tools import Function
-from penstock_server.tools.parsing.xml_calls import GLM45, MINIMAX_M2, QWEN3_CODER, XmlFormat, XmlParser
+from penstock_server.tools.parsing.xml_calls import (
+    GLM45,
+    MINIMAX_M2,
+    QWEN3_CODER,
+    SEED_OSS,
+    XmlFormat,
+    XmlParser,
+)
 
 TYPES = {
     "whole": {"type": "integer"},
@@ -22,6 +29,7 @@ TYPES = {
     "list": {"type": ["array", "null"]},
     "unit": {"enum": ["celsius", "fahrenheit"]},
     "named": {"$ref": "#/$defs/count"},
+    "either": {"type": ["string", "integer", "object"]},
 }
 FUNCTIONS = [
     Function(
@@ -49,6 +57,11 @@ def qwen(name: str, **values: str) -> str:
     return f"<tool_call>\n<function={name}>\n{members}</function>\n</tool_call>"
 
 
+def seed(name: str, **values: str) -> str:
+    members = "".join(f"<parameter={key}>{value}</parameter>\n" for key, value in values.items())
+    return f"<seed:tool_call>\n<function={name}>\n{members}</function>\n</seed:tool_call>"
+
+
 def minimax(name: str, **values: str) -> str:
     return f"<minimax:tool_call>\n{invoke(name, **values)}</minimax:tool_call>"
 
@@ -58,7 +71,12 @@ def invoke(name: str, **values: str) -> str:
     return f'<invoke name="{name}">\n{members}</invoke>\n'
 
 
-FORMS = {"glm": (GLM45, glm), "qwen": (QWEN3_CODER, qwen), "minimax": (MINIMAX_M2, minimax)}
+FORMS = {
+    "glm": (GLM45, glm),
+    "qwen": (QWEN3_CODER, qwen),
+    "seed": (SEED_OSS, seed),
+    "minimax": (MINIMAX_M2, minimax),
+}
 
 
 @pytest.fixture(params=FORMS)
@@ -126,6 +144,28 @@ def test_a_call_that_is_cut_off_stays_open(form: Any) -> None:
     cut = whole[: whole.index("2025") + 3]
     found = parse_in_pieces(lambda: XmlParser(format, FUNCTIONS), cut)
     assert found.named == [("get_weather", '{"city": "Beijing"')] and found.text == ""
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("42", 42),
+        ("2 dollars", "2 dollars"),
+        ('{"a": 1}', {"a": 1}),
+        ("{a", "{a"),
+        ("true", "true"),
+        ("1.5", "1.5"),
+        ("[1]", "[1]"),
+    ],
+)
+def test_a_string_or_another_type(form: Any, written: str, value: Any) -> None:
+    format, write = form
+    assert read(format, write("types", either=written)) == ("", [("types", {"either": value})])
+
+
+def test_lines_belong_to_values_of_seed() -> None:
+    assert read(SEED_OSS, seed("types", text="a\n")) == ("", [("types", {"text": "a\n"})])
+    assert read(QWEN3_CODER, qwen("types", text="a\n")) == ("", [("types", {"text": "a\n"})])
 
 
 def test_models_forget_tags() -> None:
