@@ -95,6 +95,7 @@ def test_a_gpu_with_nvrtc_computes_with_our_kernels(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(choosing, "find_nvrtc", lambda architecture: architecture == 61)
     monkeypatch.setattr(choosing, "compile_kernels", lambda *arguments: arguments)
     monkeypatch.setattr(choosing, "CudaLauncher", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(choosing, "check_card", lambda *arguments: [])
     chosen = choose_kernels(EngineConfig(activations="int8"), 1, GPU, tmp_path)
     assert type(chosen) is CudaKernels and chosen.activations == "int8" and chosen.traits.name == "native"
     assert made == [(GPU, (61, tmp_path))]

@@ -3,6 +3,7 @@ about code that was right on every other card: whoever starts on a card for the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +24,7 @@ from penstock.kernels.operands import (
 )
 from penstock.kernels.protocol import Kernels
 from penstock.kernels.reference import ReferenceKernels
-from penstock.spec import FLOAT16, FLOAT32, LATENT_FLOAT16, KVLayout
+from penstock.spec import FLOAT16, FLOAT32, INT8, LATENT_FLOAT16, KVLayout
 
 #: What sums of float32 may differ by, where the order of additions differs, for elements of about 1.
 TOLERANCE = 2e-5
@@ -171,15 +172,11 @@ class _Keys:
         tables = torch.zeros(2, max(blocks), dtype=torch.int32)
         tables[0, : blocks[0]] = torch.arange(blocks[0]) + blocks[1]
         tables[1, : blocks[1]] = torch.arange(blocks[1])
-        parts = zip(self.layout.parts, self._sizes, strict=False)
-        dtype = {2: torch.float16, 4: torch.float32}
-        kv = LayerKV(
-            self.layout,
-            tuple(
-                torch.zeros(sum(blocks), *size, dtype=dtype[part.item_bytes]).to(device)
-                for part, size in parts
-            ),
+        sizes = sum(blocks), self.block_size, self.num_kv_heads, self.head_dim
+        parts = (
+            torch.zeros(part.shape(*sizes), dtype=getattr(torch, part.dtype)) for part in self.layout.parts
         )
+        kv = LayerKV(self.layout, tuple(part.to(device) for part in parts))
         positions = torch.cat([torch.arange(length) for length in lengths])
         of = torch.repeat_interleave(torch.arange(2), torch.tensor(lengths))
         slots = (
@@ -198,18 +195,12 @@ class _Keys:
         q = torch.randn(len(rows), self.num_heads, self.head_dim, generator=draw)
         return kernels.paged_attention(q.to(device), kv, batch.to(device), _on(self.spec, device))
 
-    @property
-    def _sizes(self) -> list[tuple[int, ...]]:
-        heads, dim, size = self.num_kv_heads, self.head_dim, self.block_size
-        return [(heads, dim, size), (heads, size, dim)]
-
 
 def _attention(draw: torch.Generator) -> Iterator[Case]:
     """Few rows and many of each width, a context that is shared by several blocks, and latents."""
-    for head_dim in (64, 128, 256):
-        for num_new in (1, 12):
-            keys = _Keys(30, num_new, 4, 2, head_dim, FLOAT16, AttentionSpec(4, head_dim**-0.5))
-            yield Case(f"attention, {head_dim} dimensions, {num_new} new tokens", keys.call)
+    for layout, head_dim, num_new in itertools.product((FLOAT16, INT8), (64, 128, 256), (1, 12)):
+        keys = _Keys(30, num_new, 4, 2, head_dim, layout, AttentionSpec(4, head_dim**-0.5))
+        yield Case(f"attention, {layout.name}, {head_dim} dimensions, {num_new} new tokens", keys.call)
     for name, spec in _SPECS.items():
         keys = _Keys(30, 9, 4, 2, 64, FLOAT32, spec)
         yield Case(f"attention with {name}", keys.call)

@@ -21,24 +21,30 @@ if TYPE_CHECKING:
 class SublayerCalls:
     """The layers of one family, known by their weights."""
 
-    def __init__(self, family: LlamaArchitecture) -> None:
-        """A family with an attention() of its own has no such calls."""
-        self._family = family
+    def __init__(self) -> None:
+        # The family has this object, which therefore doesn't keep the family: a cycle would keep a card's
+        # memory until Python looks for cycles.
         self._known = WeakKeyDictionary[LayerWeights, AttentionSublayer | None]()
 
     def attend(
-        self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
+        self,
+        family: LlamaArchitecture,
+        index: int,
+        weights: LayerWeights,
+        hidden: Tensor,
+        kv: LayerKV,
+        batch: BatchLayout,
     ) -> tuple[Tensor, Tensor] | None:
         """The hidden state behind attention, and its norm. None: nothing was computed."""
-        sublayers = self._family.kernels.sublayers
+        sublayers = family.kernels.sublayers
         if sublayers is None or weights.adapted is not None or batch.copied_rows is not None:
             return None
         sublayer = self._known.get(weights, self)
         if isinstance(sublayer, SublayerCalls):
-            sublayer = self._known[weights] = _sublayer(self._family, index, weights)
+            sublayer = self._known[weights] = _sublayer(family, index, weights)
         if sublayer is None:
             return None
-        rope = self._family.ropes[index]
+        rope = family.ropes[index]
         turns: Turns = (None, None) if rope is None else rope.at(batch)
         return sublayers.attend(sublayer, hidden, kv, batch, turns)
 

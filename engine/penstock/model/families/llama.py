@@ -68,7 +68,7 @@ class Llama(LlamaArchitecture):
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
         calls = self._sublayers
-        together = calls.attend(index, weights, hidden, kv, batch) if calls is not None else None
+        together = calls.attend(self, index, weights, hidden, kv, batch) if calls is not None else None
         if together is not None:
             hidden, x = together
             return hidden + self.mlp(index, weights, x)
@@ -83,7 +83,8 @@ class Llama(LlamaArchitecture):
 
     @cached_property
     def _sublayers(self) -> SublayerCalls | None:
-        return SublayerCalls(self) if type(self).attention is Llama.attention else None
+        """A family with an attention() of its own has no such calls."""
+        return SublayerCalls() if type(self).attention is Llama.attention else None
 
     def attention(
         self, index: int, weights: LayerWeights, x: Tensor, kv: LayerKV, batch: BatchLayout
