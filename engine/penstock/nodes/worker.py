@@ -143,7 +143,9 @@ class Worker:
                 peer.send(self._step(frame))
             else:
                 peer.send(Frame(Kind.ANSWER, self._answer(frame.fields, peer)))
-        except PenstockError as error:
+        except WireError:
+            raise
+        except (PenstockError, OSError) as error:  # a file or memory of this machine is no lost link
             logger.error("%s", error)
             fault = _fault(error)
             peer.send(
@@ -158,6 +160,8 @@ class Worker:
             raise ConfigError("a step came before the model was loaded")
         cache = part.loaded.model.executor.kv_cache
         number, inputs, hidden, wanted = read_step(frame, cache.num_blocks, cache.block_size)
+        if hidden.shape[1] != part.loaded.model.spec.row_size:
+            raise WireError("a step's hidden states are of another model")
         began_s = time.perf_counter()
         found = part.compute(inputs, hidden, wanted)
         seconds = time.perf_counter() - began_s
@@ -229,7 +233,7 @@ class Worker:
             self._part = None
 
 
-def _fault(error: PenstockError) -> str:
+def _fault(error: Exception) -> str:
     """The kind of error that the leader raises in its turn."""
     kinds = ((CapacityError, "capacity"), (ConfigError, "config"), (CheckpointError, "checkpoint"))
     return next((name for kind, name in kinds if isinstance(error, kind)), "other")
