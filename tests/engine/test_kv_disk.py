@@ -20,6 +20,9 @@ from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import ConfigError
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
+from penstock.kernels import ForwardingKernels
+from penstock.kernels.int_mm import TorchKernels
+from penstock.kv_disk.fingerprint import description
 from penstock.memory.kv_disk.shelf import BLOCKS, Shelf
 
 PLAIN = EngineConfig(max_model_len=192, max_num_batched_tokens=64, enable_prefix_caching=False)
@@ -50,6 +53,18 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama")
     build("Llama", folder)
     return folder
+
+
+def test_kernels_that_serve_in_place_of_others_have_a_shelf_of_their_own(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card's own kernels may fail their check; a wrapper changes no bit."""
+    with Engine.load(llama, PLAIN, tokenizer=Ids()) as engine:
+        family, found = engine.executor.family, list[str]()
+        for kernels in (family.kernels, ForwardingKernels(family.kernels), TorchKernels()):
+            monkeypatch.setattr(family, "kernels", kernels)
+            found.append(description(engine.model, engine.config, {})["fingerprint"])
+    assert found[0] == found[1] != found[2]
 
 
 def num_read(engine: Engine) -> int:

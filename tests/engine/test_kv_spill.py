@@ -6,12 +6,14 @@ import errno
 import os
 import random
 from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import test_encoder_decoder
+import torch
 from drafters import Forest, Oracle
 from test_convert import Ids
 from tiny_models import VOCAB_SIZE, build
@@ -21,8 +23,12 @@ from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError, StepFailed
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
+from penstock.memory.direct_io import aligned_buffer
+from penstock.memory.kv_spill import spill_file
 from penstock.memory.kv_spill.runs import runs
-from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
+from penstock.memory.kv_spill.spill_file import SpillFile
+from penstock.memory.kv_spill.spilled_cache import SpilledKVCache, finish
+from penstock.memory.pages import PAGE
 from penstock.weights.layer_weights import LayerWeights
 
 #: A block of 32 tokens with two heads of 16 float32 numbers is a page.
@@ -192,6 +198,19 @@ def test_models_without_blocks_of_one_kind_are_refused(name: str, reason: str, t
     maker(name, tmp_path / "model")
     with pytest.raises(ConfigError, match=reason):
         load(tmp_path / "model", spilled(tmp_path, kv_dtype="float32"))
+
+
+def test_without_a_queue_threads_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(depth: int) -> None:
+        raise OSError(errno.EAGAIN, "no queue to spare")
+
+    monkeypatch.setattr(spill_file, "QueuedBlocks", refuse)
+    monkeypatch.setattr(spill_file, "is_queued", lambda descriptor: True)
+    with closing(SpillFile(tmp_path, 4 * PAGE)) as file:
+        first, second = (aligned_buffer(2 * PAGE) for _ in range(2))
+        file.write([(PAGE, first.fill_(5))])
+        finish(file.begin_read([(PAGE, second)]))
+        assert torch.equal(first, second)
 
 
 def test_runs() -> None:

@@ -7,6 +7,7 @@ import random
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -19,11 +20,13 @@ from node_cluster import SECRET, cluster, free_port
 from penstock.errors import ConfigError
 from penstock.nodes.door import Door
 from penstock.nodes.identity import own_program
+from penstock.nodes.member import Member, MemberLost
 from penstock.nodes.step_frames import read_step
 from penstock.nodes.wire import handshake
 from penstock.nodes.wire.channel import Channel
 from penstock.nodes.wire.frames import Frame, Kind, WireError, read_frame
 from penstock.nodes.wire.handshake import Refused
+from penstock.nodes.wire.peer import Peer
 from penstock.nodes_config import NodesConfig
 
 ARRAYS = {
@@ -86,6 +89,7 @@ def frame_of(fields: object, body: bytes = b"", kind: int = Kind.STEP, magic: by
         frame_of(b"[{}, [" + b"[" * 100000),
         frame_of(b"\xff\xfe"),
         frame_of([[], []]),
+        frame_of(5),
         frame_of({"fields": 1}),
         frame_of([{}, []], bytes(8)),
         frame_of([{}, [["a", "float32", [3]]]], bytes(8)),
@@ -135,6 +139,13 @@ STEP: dict[str, Any] = {
         {"hidden": torch.zeros(3, 4)},
         {"context_lens": torch.tensor([5000], dtype=torch.int32)},
         {"query_start": torch.tensor([0, 3], dtype=torch.int32)},
+        {"query_start": torch.tensor([0, 1, 2], dtype=torch.int32)},
+        {"query_start": torch.tensor([0, 1], dtype=torch.int32)},
+        {"context_lens": torch.tensor([17], dtype=torch.int32)},
+        {"context_lens": torch.tensor([5])},
+        {"prefix_lens": torch.tensor([6], dtype=torch.int32)},
+        {"copied_rows": torch.tensor([0])},
+        {"slot_mapping": torch.tensor([3, 4], dtype=torch.int32)},
     ],
     ids=lambda changes: next(iter(changes)),
 )
@@ -192,6 +203,38 @@ def test_a_worker_without_the_secret_is_refused() -> None:
         other.send(Frame(Kind.PROOF, {"proof": "0" * 64}))
         with pytest.raises(Refused, match="secrets differ"):
             handshake.admit(one, SECRET, own_program())
+
+
+@pytest.mark.parametrize("proof", ["\u00e9" * 64, "\ud800"])
+def test_a_proof_that_is_no_ascii_is_a_wrong_one(proof: str) -> None:
+    one, other = (Channel(each, timeout_s=10) for each in socket.socketpair())
+    with closing(one), closing(other):
+        other.send(Frame(Kind.HELLO, own_program() | {"rank": 1, "nonce": "0"}))
+        other.send(Frame(Kind.PROOF, {"proof": proof}))
+        with pytest.raises(Refused, match="secrets differ"):
+            handshake.admit(one, SECRET, own_program())
+
+
+def test_a_handshake_ends_in_time_though_bytes_come() -> None:
+    one, other = (Channel(each, timeout_s=10) for each in socket.socketpair())
+    with closing(one), closing(other):
+        one.ends_at = time.monotonic() + 0.2
+        other._socket.send(b"P")
+        with pytest.raises(TimeoutError):
+            handshake.admit(one, SECRET, own_program())
+
+
+def test_a_worker_that_comes_back_at_once_is_there() -> None:
+    """Whoever joins in the middle of a loss would get the loss's news in place of answers."""
+    joined: list[bool] = []
+    member = Member(1, lambda member, frame: None, lambda: joined.append(member.is_connected))
+    one, other = (Channel(each, timeout_s=10) for each in socket.socketpair())
+    with closing(one), closing(other):
+        member.join(Peer(one, 10.0, member.take, member.lose))
+        member.lose("the test")
+        assert joined == [True, False] and member.state == "away"
+        with pytest.raises(MemberLost):
+            member.ask("plan", {})
 
 
 def test_a_proof_can_not_be_played_back() -> None:

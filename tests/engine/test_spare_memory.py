@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from penstock import Engine, EngineConfig, SamplingParams, SpareMemory
+from penstock.memory.host_lane import HostLane
 from penstock.memory.pages import PAGE
 
 MIB = 1 << 20
@@ -81,6 +82,14 @@ def test_fresh_memory_takes_the_place_of_spare_memory() -> None:
     del first
     _end = spare.take("ends", 2 * MIB)
     assert spare.num_bytes == 6 * MIB
+
+
+def test_keys_and_values_take_the_place_of_spare_memory() -> None:
+    spare = SpareMemory()
+    first = spare.take("layers", 8 * MIB).buffer.fill_(1)
+    del first
+    _kv = HostLane(spare).allocate(5 * MIB)
+    assert spare.num_bytes == 3 * MIB
 
 
 def test_nothing_is_lent_for_nothing() -> None:

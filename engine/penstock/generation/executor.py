@@ -121,7 +121,7 @@ class Executor:
         observe(index, hidden) gets the hidden states after each layer. `hidden` is what the layers before the
         first one here made of the step's tokens; None: the tokens are embedded.
         """
-        self._streamer.begin_step(len(inputs.input_ids))
+        self._streamer.begin_step(inputs.layout.num_tokens)
         family, encoded = self._family, inputs.encoded
         with self._caches.sweep(inputs) as kv:
             if encoded is not None:

@@ -209,6 +209,13 @@ class _ForwardingRecurrences:
         return self._kernels.recurrence(q, k, v, decay, beta, states, batch)
 
 
+def unwrapped(kernels: Kernels) -> Kernels:
+    """The kernels to which wrappers pass calls on."""
+    while isinstance(kernels, ForwardingKernels):
+        kernels = kernels._kernels
+    return kernels
+
+
 class ForwardingKernels(_ForwardingRecurrences):
     """Kernels that pass every call on to others. A wrapper is a subclass and overrides the calls
     that it watches or replaces. A wrapper that replaces the products of experts as well sets `experts`. A

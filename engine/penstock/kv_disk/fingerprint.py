@@ -21,6 +21,7 @@ import torch
 
 from penstock.config import ResolvedConfig
 from penstock.kernels import cpu_builds
+from penstock.kernels.protocol import unwrapped
 from penstock.loader import Model
 
 #: Sources that decide the bits of keys and values: everything in these folders and files of the package.
@@ -51,6 +52,8 @@ def description(model: Model, config: ResolvedConfig, weights: dict[str, str]) -
             name: getattr(config, name)
             for name in ("activations", "group_size", "weights", "kernels", "device", "model_impl")
         },
+        # A card whose own kernels fail their check is served by torch's.
+        "computing": type(unwrapped(model.executor.family.kernels)).__name__,
         "arithmetic": arithmetic(config, spec.implementation),
     }
     text = json.dumps(deciding, sort_keys=True, default=str)

@@ -34,6 +34,11 @@ class HostMemory:
             self._pages.append(PopulatedAhead(buffer[num_ready:]))
         return buffer
 
+    def take_elsewhere(self, num_bytes: int) -> Tensor:
+        """Memory that is not kept for the next model, in place of spare memory."""
+        self._spare.make_room(num_bytes)
+        return aligned_buffer(num_bytes)
+
     def prepare(self, piece: Tensor) -> None: ...
 
     def close(self) -> None:
@@ -79,7 +84,7 @@ class HostLane:
         return HostHandover()
 
     def allocate(self, num_bytes: int) -> Tensor:
-        return aligned_buffer(num_bytes)
+        return self._memory.take_elsewhere(num_bytes)
 
     def allocate_end(self, num_bytes: int) -> Tensor:
         return self._memory.take("ends", num_bytes)

@@ -76,6 +76,13 @@ class SpareMemory:
             view = memoryview(area.pages)[:num_bytes]
             return Lent(torch.frombuffer(view, dtype=torch.uint8), num_ready)
 
+    def make_room(self, num_bytes: int) -> None:
+        """Gives as much of what is spare back to the system: somebody takes so many bytes elsewhere."""
+        with self._lock:
+            for area in self._areas:
+                area.look()
+            self._give_back(self._num_bytes - num_bytes)
+
     def keep(self, num_bytes: int) -> None:
         """Gives what is spare back to the system, but for `num_bytes`."""
         with self._lock:

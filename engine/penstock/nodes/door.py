@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +36,8 @@ class Door:
         self._program = own_program()
         self._free = threading.Semaphore(MAX_HANDSHAKES)
         try:
-            self._listener = socket.create_server((nodes.host, nodes.port), backlog=64)
+            family = socket.AF_INET6 if ":" in nodes.host else socket.AF_INET
+            self._listener = socket.create_server((nodes.host, nodes.port), family=family, backlog=64)
         except OSError as error:
             raise ConfigError(
                 f"can't wait for workers at {nodes.host or '*'}:{nodes.port}: {error}. Choose another port "
@@ -65,8 +68,11 @@ class Door:
             if self._tls is not None:
                 connection = self._tls.wrap_socket(connection, server_side=True)
             channel = Channel(connection, self._nodes.timeout_s)
+            channel.ends_at = time.monotonic() + self._nodes.timeout_s  # a byte now and then is no handshake
             try:
-                self._admit(channel, handshake.admit(channel, self._nodes.secret, self._program))
+                hello = handshake.admit(channel, self._nodes.secret, self._program)
+                channel.ends_at = math.inf
+                self._admit(channel, hello)
             except Refused as error:
                 logger.warning("a worker at %s is refused: %s", channel.address, error)
                 handshake.refuse(channel, error)

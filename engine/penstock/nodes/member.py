@@ -98,19 +98,20 @@ class Member:
 
     def lose(self, reason: str) -> None:
         """The peer's connection has ended."""
-        self.peer = None
         self.num_losses += 1
         self.away_since_s = time.monotonic()
         logger.warning("rank %d at %s is lost: %s", self.rank, self._address, reason)
-        self._set("away", reason)
         self._answers.put(None)
+        self.state, self.reason = "away", reason
+        self.peer = None  # last: now another worker may join
+        self._on_change()
 
     def ask(self, what: str, fields: dict[str, Any]) -> dict[str, Any]:
         """The answer. Raises MemberLost, and the worker's own error as CapacityError, ConfigError or
         CheckpointError."""
         with self._lock:
-            peer, answers = self.peer, self._answers
-            if peer is None:
+            answers, peer = self._answers, self.peer
+            if peer is None or answers is not self._answers:  # lost, and perhaps here again
                 raise MemberLost(f"rank {self.rank} is away")
             peer.send(Frame(Kind.ASK, fields | {"what": what}))
             frame = answers.get()

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.config import EngineConfig, ResolvedConfig
+from penstock.config import DeviceChoice, EngineConfig, ResolvedConfig
 from penstock.errors import ConfigError
 from penstock.generation.model_inputs import ModelInputs
 from penstock.kernels import QuantizedTensor
 from penstock.kv_disk.fingerprint import arithmetic
 from penstock.loader import LoadedModel, PlannedModel, SharedEnds, begin_reading, plan_model
 from penstock.memory.hardware import HardwareProfile, capacities, num_physical_cores
-from penstock.memory.lane import Lane, find_lane
+from penstock.memory.lane import Lane, find_lane, gpu_trouble
 from penstock.memory.planning.budgets import Budgets
 from penstock.memory.planning.cost import UNKNOWN, predict_step
 from penstock.memory.planning.planner import estimate_activations
@@ -77,7 +77,7 @@ def own_arithmetic(config: EngineConfig) -> str:
         replace(
             config,
             kernels=kernels,
-            device="cpu" if config.device == "auto" else config.device,
+            device=_device(config),
             num_threads=config.num_threads or num_physical_cores(),
         ),
         2,
@@ -85,6 +85,13 @@ def own_arithmetic(config: EngineConfig) -> str:
     facts = arithmetic(resolved, "penstock")
     facts.pop("code")
     return json.dumps(facts, sort_keys=True)
+
+
+def _device(config: EngineConfig) -> DeviceChoice:
+    """What find_lane() takes."""
+    if config.device != "auto":
+        return config.device
+    return "cuda" if gpu_trouble() is None else "cpu"
 
 
 class Part:

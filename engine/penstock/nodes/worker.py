@@ -13,15 +13,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, CheckpointError, ConfigError, PenstockError
 from penstock.memory.hardware import HardwareProfile, capacities
-from penstock.nodes.identity import own_program
-from penstock.nodes.orders import SHARED, Order
+from penstock.nodes.identity import model_digest, own_program
+from penstock.nodes.orders import SHARED, Order, Planned, Survey
 from penstock.nodes.part import Part, open_part, survey
 from penstock.nodes.step_frames import read_step, step_bytes
 from penstock.nodes.wire import handshake
@@ -57,6 +57,9 @@ class Worker:
         self._measure = hardware
         self._tls = nodes.tls()
         self._part: Part | None = None
+        #: What the last leader asked, and the answers: of a machine with nothing loaded.
+        self._surveyed: tuple[tuple[str, dict[str, Any]], Survey] | None = None
+        self._offered: tuple[Order, Planned] | None = None
         self._stopping = threading.Event()
         self._peer: Peer | None = None
 
@@ -143,7 +146,9 @@ class Worker:
                 peer.send(self._step(frame))
             else:
                 peer.send(Frame(Kind.ANSWER, self._answer(frame.fields, peer)))
-        except PenstockError as error:
+        except WireError:
+            raise
+        except (PenstockError, OSError) as error:  # a file or memory of this machine is no lost link
             logger.error("%s", error)
             fault = _fault(error)
             peer.send(
@@ -158,6 +163,8 @@ class Worker:
             raise ConfigError("a step came before the model was loaded")
         cache = part.loaded.model.executor.kv_cache
         number, inputs, hidden, wanted = read_step(frame, cache.num_blocks, cache.block_size)
+        if hidden.shape[1] != part.loaded.model.spec.row_size:
+            raise WireError("a step's hidden states are of another model")
         began_s = time.perf_counter()
         found = part.compute(inputs, hidden, wanted)
         seconds = time.perf_counter() - began_s
@@ -169,11 +176,7 @@ class Worker:
             case "survey":
                 return self._survey(str(ask.get("model", "")), ask.get("settings"))
             case "plan":
-                order = Order.of(ask)
-                if self._part is None or not self._part.serves(order):
-                    self._plan(order)
-                assert self._part is not None
-                return asdict(self._part.planned)
+                return asdict(self._planned(Order.of(ask)))
             case "load":
                 return self._load(Order.of(ask), peer)
         raise ConfigError(f"the leader asks for {str(ask.get('what'))[:40]!r}, which no worker does")
@@ -181,13 +184,28 @@ class Worker:
     def _survey(self, name: str, settings: object) -> dict[str, Any]:
         if not isinstance(settings, dict) or settings.keys() - set(SHARED):
             raise ConfigError("the leader's settings make no sense")
-        model = self._model or name
+        model, asked = self._model or name, (name, settings)
         config = Order(name, "", settings, 0, 1).config(self._config)
         opened = open_part(model, config, self._offline)
         try:
-            return asdict(survey(opened, config, self._measure(model)))
+            if not self._is_loaded or self._surveyed is None or self._surveyed[0] != asked:
+                self._drop_part()  # its memory counts as free
+                self._surveyed = asked, survey(opened, config, self._measure(model))
+            return asdict(replace(self._surveyed[1], digest=model_digest(opened)))
         finally:
             opened.store.close()
+
+    @property
+    def _is_loaded(self) -> bool:
+        return self._part is not None and self._part.is_loaded
+
+    def _planned(self, order: Order) -> Planned:
+        """What is planned for an order, or was before its layers were loaded."""
+        if not self._is_loaded or self._offered is None or self._offered[0] != order:
+            self._plan(order)
+            assert self._part is not None
+            self._offered = order, self._part.planned
+        return self._offered[1]
 
     def _plan(self, order: Order) -> None:
         self._drop_part()
@@ -229,7 +247,7 @@ class Worker:
             self._part = None
 
 
-def _fault(error: PenstockError) -> str:
+def _fault(error: Exception) -> str:
     """The kind of error that the leader raises in its turn."""
     kinds = ((CapacityError, "capacity"), (ConfigError, "config"), (CheckpointError, "checkpoint"))
     return next((name for kind, name in kinds if isinstance(error, kind)), "other")

@@ -52,6 +52,8 @@ def _models(settings: Settings) -> Iterator[Settings]:
 
 
 def _check(settings: Settings, names: list[str]) -> None:
+    if settings.nodes > 1:
+        raise ConfigError(f"--nodes shares one model among machines, and these are {len(names)}: name one")
     for setting in _OF_ONE:
         value = getattr(settings, setting)
         if value and not (isinstance(value, SpeculativeConfig) and not value.is_of_one_model):

@@ -110,6 +110,8 @@ class NodesSettings:
                 f"--rank {self.rank} is no leader: run `penstock worker --rank {self.rank} --leader "
                 "HOST:PORT`, or serve with --rank 0"
             )
+        if self.nodes_ssl_keyfile is not None and self.nodes_ssl_certfile is None:
+            raise ConfigError("--nodes-ssl-keyfile is the key of a certificate: add --nodes-ssl-certfile")
         host, port = _place("--nodes-listen", self.nodes_listen)
         return NodesConfig(
             self._secret(),
@@ -144,6 +146,10 @@ class NodesSettings:
     def _secret(self) -> str:
         if self.nodes_secret_file is None:
             return self.nodes_secret
+        if self.nodes_secret:
+            raise ConfigError(
+                "a secret (--nodes-secret or PENSTOCK_NODES_SECRET) and --nodes-secret-file: leave one out"
+            )
         try:
             return self.nodes_secret_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:

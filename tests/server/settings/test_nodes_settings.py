@@ -60,9 +60,15 @@ def test_the_variables_of_leader_worker_set() -> None:
         ("serve", ("m", "--nodes", "2", "--rank", "1"), "penstock worker --rank 1"),
         ("serve", ("m", "--nodes", "0"), "nodes is at least 2"),
         ("serve", ("m", "--nodes", "2", "--nodes-secret", SECRET, "--nodes-listen", "a:b"), "HOST:PORT"),
+        ("serve", ("m", "--nodes", "2", "--nodes-secret", SECRET, "--nodes-ssl-keyfile", "k"), "certfile"),
         ("worker", ("--rank", "1"), "--leader HOST:PORT"),
         ("worker", ("--leader", "x"), "--rank 1"),
         ("worker", ("--rank", "1", "--leader", "x", "--nodes-secret-file", "/no/such"), "cannot read"),
+        (
+            "worker",
+            ("--rank", "1", "--leader", "x", "--nodes-secret-file", "f", "--nodes-secret", SECRET),
+            "leave one out",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(command: str, flags: tuple[str, ...], message: str) -> None:

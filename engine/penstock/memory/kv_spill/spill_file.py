@@ -57,9 +57,9 @@ class SpillFile:
                 f"--kv-spill: {folder} has no room for {num_bytes} bytes: {error.strerror}. Name a folder on "
                 "another disk, or lower --max-model-len"
             ) from error
-        queued = is_direct and is_queued(descriptor)
-        self._file = OpenFile(folder, descriptor, is_direct, queued, num_bytes, 0)
-        self._reads = QueuedBlocks(depth) if queued else ThreadedBlocks(depth)
+        self._reads = _reads(depth) if is_direct and is_queued(descriptor) else ThreadedBlocks(depth)
+        is_in_queue = not isinstance(self._reads, ThreadedBlocks)
+        self._file = OpenFile(folder, descriptor, is_direct, is_in_queue, num_bytes, 0)
 
     def begin_read(self, places: Iterable[Place]) -> list[Future[int]]:
         """Futures, which raise CorruptFile where the disk can't be read."""
@@ -94,6 +94,15 @@ class SpillFile:
         """Wait for all reads."""
         self._reads.close()
         os.close(self._file.descriptor)
+
+
+def _reads(depth: int) -> QueuedBlocks | ThreadedBlocks:
+    """Queued, unless the system has no queue to spare (fs.aio-max-nr)."""
+    try:
+        return QueuedBlocks(depth)
+    except OSError as error:
+        logger.debug("--kv-spill: reads are not queued: %s", error)
+        return ThreadedBlocks(depth)
 
 
 def _unnamed(folder: Path) -> tuple[int, bool]:

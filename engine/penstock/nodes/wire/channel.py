@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import ssl
@@ -19,6 +20,8 @@ class Channel:
     def __init__(self, connection: socket.socket, timeout_s: float) -> None:
         self._socket = connection
         self._timeout_s = timeout_s
+        #: When all waits end, whatever comes until then, by time.monotonic().
+        self.ends_at = math.inf
         #: OpenSSL takes one call at a time. No call waits, so nobody holds the lock for long.
         self._lock = threading.Lock()
         self._sending = threading.Lock()
@@ -57,7 +60,7 @@ class Channel:
             self._socket.close()
 
     def _send_all(self, view: memoryview) -> None:
-        deadline = time.monotonic() + self._timeout_s
+        deadline = self._deadline()
         while len(view):
             wants = select.POLLOUT
             try:
@@ -65,7 +68,7 @@ class Channel:
                     sent = self._socket.send(view)
                 self.bytes_sent += sent
                 view = view[sent:]
-                deadline = time.monotonic() + self._timeout_s
+                deadline = self._deadline()
                 continue
             except (BlockingIOError, ssl.SSLWantWriteError):
                 pass
@@ -74,7 +77,7 @@ class Channel:
             self._wait(wants, deadline)
 
     def _read_into(self, view: memoryview) -> None:
-        deadline = time.monotonic() + self._timeout_s
+        deadline = self._deadline()
         while len(view):
             try:
                 with self._lock:
@@ -83,7 +86,7 @@ class Channel:
                     raise ConnectionResetError("the other side has closed the connection")
                 self.bytes_received += count
                 view = view[count:]
-                deadline = time.monotonic() + self._timeout_s
+                deadline = self._deadline()
                 continue
             except (BlockingIOError, ssl.SSLWantReadError):
                 pass
@@ -91,6 +94,9 @@ class Channel:
                 self._wait(select.POLLOUT, deadline)
                 continue
             self._wait(select.POLLIN, deadline)
+
+    def _deadline(self) -> float:
+        return min(time.monotonic() + self._timeout_s, self.ends_at)
 
     def _wait(self, wants: int, deadline: float) -> None:
         left_s = deadline - time.monotonic()

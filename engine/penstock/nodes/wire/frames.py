@@ -83,7 +83,7 @@ def read_frame(
         read_into(memoryview(body))
     try:
         fields, forms = json.loads(text.decode())
-    except (ValueError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:  # TypeError: no two parts
         raise WireError("the fields of a message make no sense") from error
     if not isinstance(fields, dict):
         raise WireError("the fields of a message are no object")

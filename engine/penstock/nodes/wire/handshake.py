@@ -42,7 +42,7 @@ def greet(channel: Channel, secret: str, own: dict[str, Any]) -> dict[str, Any]:
     channel.send(Frame(Kind.HELLO, hello))
     challenge = _expect(channel, Kind.CHALLENGE)
     proof = str(challenge.pop("proof", ""))
-    if not hmac.compare_digest(proof, _proof(secret, "leader", hello, challenge)):
+    if not _is_equal(proof, _proof(secret, "leader", hello, challenge)):
         raise Refused("the leader does not know our secret: give both the same --nodes-secret-file")
     _check_same(challenge, own)
     channel.send(Frame(Kind.PROOF, {"proof": _proof(secret, "worker", hello, challenge)}))
@@ -58,7 +58,7 @@ def admit(channel: Channel, secret: str, own: dict[str, Any]) -> dict[str, Any]:
     proof = _proof(secret, "leader", hello, challenge)
     channel.send(Frame(Kind.CHALLENGE, challenge | {"proof": proof}))
     given = str(_expect(channel, Kind.PROOF).get("proof"))
-    if not hmac.compare_digest(given, _proof(secret, "worker", hello, challenge)):
+    if not _is_equal(given, _proof(secret, "worker", hello, challenge)):
         raise Refused("the secrets differ: give leader and workers the same --nodes-secret-file")
     _check_same(hello, own)
     return hello
@@ -81,6 +81,11 @@ def _check_same(other: dict[str, Any], own: dict[str, Any]) -> None:
                 f"the {what} differs: {own[name]} here, {str(other.get(name))[:80]} there. Install the same "
                 "Penstock on all machines"
             )
+
+
+def _is_equal(given: str, proof: str) -> bool:
+    """compare_digest() of texts raises an error for all but ASCII, which a stranger may send."""
+    return hmac.compare_digest(given.encode(errors="backslashreplace"), proof.encode())
 
 
 def _proof(secret: str, side: str, hello: dict[str, Any], challenge: dict[str, Any]) -> str:

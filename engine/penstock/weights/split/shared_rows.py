@@ -38,8 +38,9 @@ class SharedRows:
         """What the link copies of a unit now; None: all of it."""
         if key.plane != "rest":
             return None
-        self._brought[key] = self._share
-        return self._pieces(key, self._share)
+        share = self._share  # begin_step() may change it on another thread
+        self._brought[key] = share
+        return self._pieces(key, share)
 
     def brought(self, key: UnitKey) -> float:
         """The share of a rest that lies where the card computes."""
