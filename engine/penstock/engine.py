@@ -224,7 +224,7 @@ class Engine:
             if nodes is not None:
                 config = replace(config, mtp="off" if config.mtp == "auto" else config.mtp)
                 tell = report_progress or (lambda loaded, total: None)
-                leader = Leader(nodes, str(model), hardware, lambda: tell(0, 0))
+                leader = Leader(nodes, str(model), lambda: tell(0, 0))
                 undo.callback(leader.close)
             draft_model: DraftModel | MTPDrafter | None = None
             head = find_head(model, config, offline, revision, hardware)
