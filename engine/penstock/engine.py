@@ -214,9 +214,9 @@ class Engine:
         kernels that are compiled for a GPU. `drafter` guesses tokens ahead, in place of what
         config.speculation says: guesses change how many steps an answer takes, and nothing else. `nodes`:
         this is the leader of several machines, each of which computes some of the layers; load() waits for
-        them. `spare` lends memory of models that left, and takes it back when the engine object is gone.
-        Raises kinds of CheckpointError if the files are at fault, and CapacityError if something does not
-        fit.
+        them, patient or not. `spare` lends memory of models that left, and takes it back when the engine
+        object is gone. Raises kinds of CheckpointError if the files are at fault, and CapacityError if
+        something does not fit.
         """
         config = config or EngineConfig()
         with contextlib.ExitStack() as undo:
@@ -246,7 +246,7 @@ class Engine:
             for name, adapter in config.adapters:
                 engine.adapters.load(name, adapter)
             undo.pop_all()
-        if is_patient:
+        if is_patient or leader is not None:  # requests wait for a lost worker only for so long
             try:
                 engine.streamer.tiers.wait_until_loaded(report_progress)
                 if leader is not None:
