@@ -45,7 +45,7 @@ def test_the_machine_is_shown_as_it_is_planned(server: ServerProcess, open_page:
     say(page, "Tell me a story about a fox.")
     wait_until_done(page)
     tokens = page.locator(".reading", has_text="Tokens/s").locator(".words")
-    expect(tokens).to_have_text(re.compile(r"^[1-9][\d,]* since the start"))
+    expect(tokens).to_have_text(re.compile(r"^[1-9][\d,]* tokens since the start"))
     page.get_by_role("button", name="What lies where").click()
     expect(page.get_by_role("region", name="What lies where")).to_contain_text("keys and values")
 

@@ -228,7 +228,7 @@ export const ENGLISH = {
   fromDisk: "From disk",
   toGpu: "To the GPU",
   expertsFromDisk: "Experts from disk",
-  sinceStart: "{tokens} since the start",
+  sinceStart: "{tokens} tokens since the start",
   blocksOf: "{used} of {blocks}",
   runningWaiting: "running, {waiting} waiting",
   predicted: "predicted {time}",
