@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
-from penstock.drafters.draft_model import DraftModel, check_spec
-from penstock.drafters.find_head import find_head
+from penstock.drafters.draft_model import DraftModel
+from penstock.drafters.loading import ModelSource, load_with_guesses
 from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
-from penstock.errors import CheckpointError, ConfigError, UnsupportedModel
+from penstock.errors import CheckpointError, UnsupportedModel
 from penstock.generation.drafting.asking import Guesser
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
@@ -39,7 +39,7 @@ from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import FinishReason
 from penstock.generation.step_meter import StepMeter
 from penstock.kv_disk.opening import open_kv_disk
-from penstock.loader import Model, load_model
+from penstock.loader import Model
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_disk.kv_store import KVStore
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
@@ -214,9 +214,9 @@ class Engine:
         kernels that are compiled for a GPU. `drafter` guesses tokens ahead, in place of what
         config.speculation says: guesses change how many steps an answer takes, and nothing else. `nodes`:
         this is the leader of several machines, each of which computes some of the layers; load() waits for
-        them. `spare` lends memory of models that left, and takes it back when the engine object is gone.
-        Raises kinds of CheckpointError if the files are at fault, and CapacityError if something does not
-        fit.
+        them, patient or not. `spare` lends memory of models that left, and takes it back when the engine
+        object is gone. Raises kinds of CheckpointError if the files are at fault, and CapacityError if
+        something does not fit.
         """
         config = config or EngineConfig()
         with contextlib.ExitStack() as undo:
@@ -224,36 +224,11 @@ class Engine:
             if nodes is not None:
                 config = replace(config, mtp="off" if config.mtp == "auto" else config.mtp)
                 tell = report_progress or (lambda loaded, total: None)
-                leader = Leader(nodes, str(model), hardware, lambda: tell(0, 0))
+                leader = Leader(nodes, str(model), lambda: tell(0, 0))
                 undo.callback(leader.close)
-            draft_model: DraftModel | MTPDrafter | None = None
-            head = find_head(model, config, offline, revision, hardware)
-            if head is not None:
-                undo.callback(head.close)
-                config, hardware = head.leave(config, hardware)
-            elif config.draft_model is not None and config.speculation != "off":
-                draft_model = DraftModel.load(config.draft_model, config, offline, hardware)
-                undo.callback(draft_model.close)
-                config, hardware = draft_model.leave(config, hardware)
-            if leader is not None and head is not None:
-                raise ConfigError("a head that guesses is not for a model on several machines so far")
             share = None if leader is None else leader.share
-            loaded = load_model(
-                model, config, offline, revision, tokenizer, hardware, cache_folder, spare, share
-            )
-            undo.callback(loaded.model.close)
-            guesses = head is not None or draft_model is not None or config.draft_with_planes
-            if loaded.model.pooling is not None and guesses:
-                raise ConfigError(
-                    "a model that makes vectors or scores guesses no tokens: leave draft_model out, "
-                    "and draft_with_planes, or set speculation to off"
-                )
-            if head is not None:
-                draft_model = head.begin(loaded.model)
-                undo.callback(draft_model.close)
-            elif isinstance(draft_model, DraftModel):
-                check_spec(loaded.model.spec, "have a draft model")
-                draft_model.share_vocabulary(loaded.model.tokenizer, loaded.model.spec.vocab_size)
+            source = ModelSource(model, offline, revision, tokenizer, cache_folder, spare)
+            loaded, draft_model = load_with_guesses(source, config, hardware, share, undo)
             disk = None if hardware is None else hardware.disk
             kv_disk = open_kv_disk(loaded.model, loaded.plan, loaded.config, disk)
             if kv_disk is not None:
@@ -271,7 +246,7 @@ class Engine:
             for name, adapter in config.adapters:
                 engine.adapters.load(name, adapter)
             undo.pop_all()
-        if is_patient:
+        if is_patient or leader is not None:  # requests wait for a lost worker only for so long
             try:
                 engine.streamer.tiers.wait_until_loaded(report_progress)
                 if leader is not None:

@@ -102,8 +102,9 @@ class Model:
         self.store.close()
 
 
-#: Says which part of a model this machine computes, and by what config. If it raises, it closes the lane.
-Share = Callable[[OpenModel, EngineConfig, Lane], tuple[OpenModel, EngineConfig]]
+#: Says which part of a model this machine computes, and by what config, from the model, the config for all of
+#: it, the lane and what the machine has. If it raises, it closes the lane.
+Share = Callable[[OpenModel, EngineConfig, Lane, HardwareProfile | None], tuple[OpenModel, EngineConfig]]
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def load_model(
         advice = _default_sampling(folder)  # read before there is a lane, which would have to be closed
         lane = find_lane(config.device, spare)
         if share is not None:
-            opened, config = share(opened, config, lane)
+            opened, config = share(opened, config, lane, hardware)
         return assemble(opened, found, config, lane, hardware, cache_folder, advice)
     except BaseException:
         opened.store.close()

@@ -17,10 +17,11 @@ import torch
 from drafters import Forest, Oracle
 from test_convert import Ids
 from tiny_models import VOCAB_SIZE, build
+from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
-from penstock.errors import CapacityError, ConfigError, StepFailed
+from penstock.errors import CapacityError, ConfigError, CorruptFile, StepFailed
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.memory.direct_io import aligned_buffer
@@ -153,6 +154,31 @@ def test_what_was_spilled_is_found_again(llama: Path, tmp_path: Path) -> None:
         assert engine.generate(asked, PARAMS) == expected and engine.metrics.kv_spill is None
         stats = engine.metrics.kv_disk
         assert stats is not None and stats.reads.num_blocks == 4, "one shelf for both kinds of cache"
+
+
+def test_a_kept_block_that_the_spill_file_does_not_take_is_computed_again(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that the spill file does not give is not kept."""
+    asked = prompts("not taken", 150)
+    expected = answers(llama, PLAIN, asked)
+    config = replace(spilled(tmp_path), kv_spill=None, kv_disk=str(tmp_path / "kv"))
+
+    def refuse(self: SpilledKVCache, block: int, content: Tensor) -> None:
+        raise CorruptFile("the disk of --kv-spill fails")
+
+    with load(llama, config) as engine, monkeypatch.context() as patch:
+        patch.setattr(SpilledKVCache, "read_block", refuse)
+        assert engine.generate(asked, PARAMS) == expected
+        assert engine.kv_disk is not None
+        engine.kv_disk.flush()
+        assert engine.kv_disk.stats.missed_blocks > 0 and engine.kv_disk.stats.num_blocks == 0
+    with load(llama, config) as engine:
+        assert engine.generate(asked, PARAMS) == expected
+    with load(llama, config) as engine:
+        monkeypatch.setattr(SpilledKVCache, "write_block", refuse)
+        assert engine.generate(asked, PARAMS) == expected
+        assert engine.kv_disk is not None and engine.kv_disk.stats.reads.num_blocks == 0
 
 
 def test_a_disk_that_fails_costs_the_step_alone(

@@ -22,6 +22,8 @@ from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import ConfigError, PenstockError, StepFailed, UnsupportedModel
 from penstock.generation.requests.generation_request import BeamParams, GenerationRequest, SamplingParams
+from penstock.memory.hardware import capacities
+from penstock.nodes.leader import Leader
 from penstock.nodes.member import Member
 from penstock.nodes.wire.channel import Channel
 
@@ -116,6 +118,31 @@ def test_guesses_fill_the_pipe_for_one_person(llama: Path, expected: list[Comple
         assert engine.metrics.accepted_tokens > 10
         assert engine.generate(PROMPTS, PLAIN) == expected
         assert_empty(engine)
+
+
+def test_a_draft_model_takes_its_memory_from_the_leaders_part(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker leaves out what its own settings say of guesses and of keys and values on disk."""
+    told, machine = list[int](), replace(capacities(), memory_read_gbps=10.0)
+    share = Leader.share
+
+    def listen(leader: Leader, *arguments: Any) -> Any:
+        told.append(arguments[-1].free_ram_bytes)
+        return share(leader, *arguments)
+
+    monkeypatch.setattr(Leader, "share", listen)
+    own = replace(OWN, draft_model="elsewhere", draft_with_eagle3=True, kv_disk="kv", kv_spill="spill")
+    config, asked = replace(CONFIG, draft_model=str(tiny_llama)), [[5, 9, 3], [7] * 30]
+    with Engine.load(tiny_llama, CONFIG) as engine:
+        expected = engine.generate(asked, PLAIN)
+    with (
+        cluster(own=own) as made,
+        Engine.load(tiny_llama, config, hardware=machine, nodes=made.nodes) as engine,
+    ):
+        assert engine.draft_model is not None
+        assert told == [machine.free_ram_bytes - engine.draft_model.num_bytes]
+        assert engine.generate(asked, PLAIN) == expected
 
 
 def test_beams(llama: Path, pair: Cluster) -> None:

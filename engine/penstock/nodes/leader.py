@@ -51,13 +51,12 @@ class Leader:
         self,
         nodes: NodesConfig,
         model: str,
-        hardware: HardwareProfile | None,
         report: Callable[[], None] = lambda: None,
     ) -> None:
         """Begins to listen. `model`: its name for workers. report() is called while the leader waits; it may
         raise to end the waiting. Raises ConfigError."""
         self.nodes = nodes
-        self._model, self._hardware, self._report = nodes.model or model, hardware, report
+        self._model, self._report = nodes.model or model, report
         self._changed = threading.Condition()
         #: Gets a member's frames about steps; StepPipe sets it.
         self.on_result: Callable[[Member, Frame], None] = lambda member, frame: None
@@ -103,7 +102,9 @@ class Leader:
 
     # ------------------------------------------------------------------ before the first step
 
-    def share(self, opened: OpenModel, config: EngineConfig, lane: Lane) -> tuple[OpenModel, EngineConfig]:
+    def share(
+        self, opened: OpenModel, config: EngineConfig, lane: Lane, hardware: HardwareProfile | None
+    ) -> tuple[OpenModel, EngineConfig]:
         """This machine's part of a model (loader.Share): waits for all workers, asks what they have, cuts the
         model, and lets them load. Raises PenstockError, the workers' too."""
         try:
@@ -113,7 +114,7 @@ class Leader:
             while True:
                 self._wait_until(lambda member: member.is_connected)
                 try:
-                    return self._divide(opened, config, lane)
+                    return self._divide(opened, config, lane, lane.describe(hardware or capacities()))
                 except MemberLost as error:
                     logger.warning("%s while the model was divided; waiting for it", error)
         except BaseException:
@@ -124,8 +125,9 @@ class Leader:
         """Raises a worker's error."""
         self._wait_until(lambda member: member.state == "ready")
 
-    def _divide(self, opened: OpenModel, config: EngineConfig, lane: Lane) -> tuple[OpenModel, EngineConfig]:
-        hardware = lane.describe(self._hardware or capacities())
+    def _divide(
+        self, opened: OpenModel, config: EngineConfig, lane: Lane, hardware: HardwareProfile
+    ) -> tuple[OpenModel, EngineConfig]:
         own, digest = rates_of(opened, config, hardware, has_ends=True), model_digest(opened)
         try:
             ranges = cut(layer_costs(opened, config), [own, *self._survey(digest, config)])

@@ -61,8 +61,14 @@ class Order:
             kv_cache_bytes=None,
             kv_cache_share=None,
             enable_prefix_caching=False,
+            kv_disk=None,
+            kv_disk_bytes=None,
+            kv_spill=None,
             speculation="off",
             mtp="off",
+            draft_model=None,
+            draft_with_eagle3=False,
+            draft_with_planes=False,
         )
 
 

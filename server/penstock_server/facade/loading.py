@@ -45,7 +45,7 @@ class LoadProgress:
         self._next_logged = 0
 
     def __call__(self, num_loaded: int, num_total: int) -> None:
-        if not num_total:  # the workers are not there yet, and the layers are not divided
+        if not num_total:  # a leader waits for its workers
             return
         if self._is_terminal:
             self._draw(num_loaded, num_total)

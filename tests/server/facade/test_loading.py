@@ -95,7 +95,7 @@ def test_errors_of_loading_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_log_gets_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     progress = LoadProgress("loading m")
     with caplog.at_level(logging.INFO):
-        progress(0, 0)  # a leader waits for its workers: nothing is known yet
+        progress(0, 0)  # a leader waits for its workers
         for num_loaded in range(81):
             progress(num_loaded, 80)
     progress.close()

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from torch import Tensor
 
+from penstock.errors import CorruptFile
 from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.kv_cache import BlockCache
 from penstock.memory.kv_disk.shelf import Shelf
@@ -69,10 +70,12 @@ class BlockRead:
             self._num_copying += not self._is_ended
             return not self._is_ended
 
-    def end_copy(self, key: bytes) -> None:
+    def end_copy(self, key: bytes | None) -> None:
+        """The thread has written a block; None: it could not."""
         with self._changed:
             self._num_copying -= 1
-            self._arrived.add(key)
+            if key is not None:
+                self._arrived.add(key)
             self._changed.notify_all()
 
     def leave(self) -> None:
@@ -133,10 +136,14 @@ class BlockReads:
                 )
             self._stats.read_bytes += shelf.extent_bytes if is_whole else 0
             if is_whole and read.begin_copy():
+                written: bytes | None = None
                 try:
                     self._cache.write_block(block, buffer)
+                    written = key
+                except CorruptFile as error:  # a cache with blocks in a file, whose disk fails
+                    logger.warning("a block that --kv-disk has kept is computed again: %s", error)
                 finally:
-                    read.end_copy(key)
+                    read.end_copy(written)
         finally:
             self._buffers.put(buffer)
             read.leave()

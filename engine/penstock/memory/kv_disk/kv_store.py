@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from penstock.errors import CorruptFile
 from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.kv_cache import BlockCache
 from penstock.memory.kv_disk.block_reads import NUM_THREADS, BlockRead, BlockReads
@@ -176,10 +177,16 @@ class KVStore:
             self._rest(time.monotonic() - began_s)
 
     def _copy(self, block: int, offer: Offer) -> bool:
-        """Copy a block into the thread's memory. False if the block was taken meanwhile."""
-        if offer.is_unchanged():
-            self._cache.read_block(block, self._buffer)
-        if not offer.is_unchanged():
+        """Copy a block into the thread's memory. False if the block was taken meanwhile, or can't be read
+        from the file of a cache that has blocks there."""
+        is_read = offer.is_unchanged()
+        try:
+            if is_read:
+                self._cache.read_block(block, self._buffer)
+        except CorruptFile as error:
+            logger.warning("--kv-disk: a block can't be kept: %s", error)
+            is_read = False
+        if not is_read or not offer.is_unchanged():
             self.stats.missed_blocks += 1
             return False
         return True

@@ -1,0 +1,71 @@
+"""A model is loaded with what guesses for it: a small model, or a head."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.config import EngineConfig
+from penstock.drafters.draft_model import DraftModel, check_spec
+from penstock.drafters.find_head import find_head
+from penstock.drafters.mtp_drafter import MTPDrafter
+from penstock.errors import ConfigError
+from penstock.loader import LoadedModel, Share, load_model
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.spare_memory import SpareMemory
+from penstock.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model comes from, as Engine.load() gets it."""
+
+    model: str | Path
+    offline: bool
+    revision: str | None
+    tokenizer: Tokenizer | None
+    cache_folder: Path | None
+    spare: SpareMemory | None
+
+
+def load_with_guesses(
+    source: ModelSource,
+    config: EngineConfig,
+    hardware: HardwareProfile | None,
+    share: Share | None,
+    undo: ExitStack,
+) -> tuple[LoadedModel, DraftModel | MTPDrafter | None]:
+    """The model, and the small model or the head that guesses for it, which takes its memory first. `share`
+    leaves layers to other machines. `undo` closes what is there, if the rest can't be loaded. Raises what
+    load_model() raises."""
+    small: DraftModel | None = None
+    head = find_head(source.model, config, source.offline, source.revision, hardware)
+    if head is not None:
+        undo.callback(head.close)
+        config, hardware = head.leave(config, hardware)
+        if share is not None:
+            raise ConfigError("a head that guesses is not for a model on several machines so far")
+    elif config.draft_model is not None and config.speculation != "off":
+        small = DraftModel.load(config.draft_model, config, source.offline, hardware)
+        undo.callback(small.close)
+        config, hardware = small.leave(config, hardware)
+    loaded = load_model(
+        source.model, config, source.offline, source.revision, source.tokenizer, hardware,
+        source.cache_folder, source.spare, share,
+    )  # fmt: skip
+    undo.callback(loaded.model.close)
+    guesses = head is not None or small is not None or config.draft_with_planes
+    if loaded.model.pooling is not None and guesses:
+        raise ConfigError(
+            "a model that makes vectors or scores guesses no tokens: leave draft_model out, and "
+            "draft_with_planes, or set speculation to off"
+        )
+    if head is not None:
+        begun = head.begin(loaded.model)
+        undo.callback(begun.close)
+        return loaded, begun
+    if small is not None:
+        check_spec(loaded.model.spec, "have a draft model")
+        small.share_vocabulary(loaded.model.tokenizer, loaded.model.spec.vocab_size)
+    return loaded, small
