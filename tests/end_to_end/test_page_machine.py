@@ -45,7 +45,7 @@ def test_the_machine_is_shown_as_it_is_planned(server: ServerProcess, open_page:
     say(page, "Tell me a story about a fox.")
     wait_until_done(page)
     tokens = page.locator(".reading", has_text="Tokens/s").locator(".words")
-    expect(tokens).to_have_text(re.compile(r"^[1-9][\d,]* since the start"))
+    expect(tokens).to_have_text(re.compile(r"^[1-9][\d,]* tokens since the start"))
     page.get_by_role("button", name="What lies where").click()
     expect(page.get_by_role("region", name="What lies where")).to_contain_text("keys and values")
 
@@ -95,14 +95,26 @@ def test_guesses_are_shown(open_page: OpenPage) -> None:
         metrics.record(StepStats(2.0, 9, 1, 4, 10**9, 0.1, 1.2, 1.6, num_drafts=8, num_right_drafts=3))
         metrics.record_chain(3)
         expect(reading).to_contain_text("38%")
-        expect(reading).to_contain_text("4.0 tokens a step where guessed; 3 accepted, 5 rejected")
+        expect(reading).to_contain_text("4.0 tokens a step where guessed")
+        expect(reading).to_contain_text("since the start 3 accepted, 5 rejected")
         page.get_by_role("button", name="What lies where").click()
         plan = page.get_by_role("region", name="What lies where")
         expect(plan).to_contain_text("Guesses (a quotation)")
 
 
-def test_a_card_has_a_lane_of_its_own(open_page: OpenPage) -> None:
+def test_a_card_that_shares_each_layer_with_the_processor(open_page: OpenPage) -> None:
     engine = planned_engine("GTX 1060")
+    engine.model.metrics.links["host to device"] = Traffic()
+    with serving(engine) as url:
+        page = open_page(url)
+        name = re.compile(r"^48 layers, \d\d% of each on the GPU; a part of the other .* is streamed")
+        expect(page.get_by_role("img", name=re.compile("layers"))).to_have_accessible_name(name)
+        # The link's rate on the data sheet: what the processor computes does not come over the link.
+        expect(page.locator(".reading", has_text="To the GPU")).to_contain_text("of 12.0 GB/s measured")
+
+
+def test_a_card_has_a_lane_of_its_own(open_page: OpenPage) -> None:
+    engine = planned_engine("GTX 1060", "llama-2-13b")  # does not fit into card and RAM together
     engine.model.metrics.links["host to device"] = Traffic()
     with serving(engine) as url:
         page = open_page(url)

@@ -40,7 +40,8 @@ def _show(found: list[ShelfSummary], as_json: bool) -> None:
         used = f", last used {_when(each.newest_s)}" if each.num_blocks else ""
         print(f"{each.num_bytes / 2**30:8.3f} GiB  {each.num_blocks:7} blocks  {each.folder.name}{used}")
         print(f"{'':14}of {each.about.get('model', 'an unknown model')}")
-    print(f"{sum(each.num_bytes for each in found) / 2**30:8.3f} GiB of {len(found)} models")
+    models = "1 model" if len(found) == 1 else f"{len(found)} models"
+    print(f"{sum(each.num_bytes for each in found) / 2**30:8.3f} GiB of {models}")
 
 
 def _told(summary: ShelfSummary) -> dict[str, object]:

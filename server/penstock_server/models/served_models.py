@@ -120,5 +120,5 @@ class OneModel(ServedModels):
 def raise_while_loading(status: EngineStatus) -> None:
     """Raises 503 with the progress while models are loaded for the first time."""
     if status.state == "loading":
-        progress = f"{status.loaded_layers} of {status.total_layers} layers"
-        raise unavailable(f"The model is loading: {progress}.", "model_loading")
+        progress = f": {status.loaded_layers} of {status.total_layers} layers" if status.total_layers else ""
+        raise unavailable(f"The model is loading{progress}.", "model_loading")

@@ -9,13 +9,14 @@ const BINDINGS = {
   disk: "waitsForDisk",
   "host to device": "waitsForLink",
   memory: "waitsForMemory",
+  "host memory": "waitsForHostMemory",
   arithmetic: "waitsForArithmetic",
   experts: "waitsForExperts",
 };
 const waitingFor = (binding) => (BINDINGS[binding] ? words(BINDINGS[binding]) : binding);
 
 /** A row for each home that some of the `layers` have. */
-function layerRows(key, layers, streamed, homes) {
+function layerRows(key, layers, resident, streamed, homes) {
   const found = ["device", "host", "disk"].map((home) => layers.filter((layer) => layer.home === home));
   return found
     .filter((there) => there.length > 0)
@@ -23,7 +24,7 @@ function layerRows(key, layers, streamed, homes) {
       count(there.length, key),
       homes[there[0].home],
       there.reduce((sum, layer) => sum + layer.num_bytes, 0),
-      words(there[0].is_resident ? "resident" : streamed),
+      words(there[0].is_resident ? resident : streamed),
     ]);
 }
 
@@ -66,12 +67,13 @@ export function ledger(plan) {
   ];
   const end = plan.num_encoder_layers;
   const start = end - plan.num_cross_layers;
+  const isShared = plan.kept_share !== null;
   for (const [key, layers, streamed] of [
     ["encoderLayers", plan.layers.slice(0, start), "streamedEachPrompt"],
     ["crossProjections", plan.layers.slice(start, end), "streamedEachPrompt"],
-    ["layers", plan.layers.slice(end), "streamedEachStep"],
+    ["layers", plan.layers.slice(end), isShared ? "sharedEachStep" : "streamedEachStep"],
   ])
-    rows.push(...layerRows(key, layers, streamed, homes));
+    rows.push(...layerRows(key, layers, isShared ? "keptShare" : "resident", streamed, homes));
   const staging = (slots) => slots * plan.staging_slot_bytes;
   if (plan.num_staging_slots)
     rows.push([

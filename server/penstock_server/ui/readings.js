@@ -204,20 +204,24 @@ export class Readings {
     return this.#plan.layers.slice(this.#plan.num_encoder_layers);
   }
 
+  get #layerBytes() {
+    return this.#plan.layers.reduce((total, layer) => total + layer.num_bytes, 0);
+  }
+
   /** The measured rate of the link, computed from the plan's prediction; 0 if unknown. */
   #ableRate(name) {
     if (name === EXPERTS) return this.#ableRate("disk");
     const busyS = this.#plan.step.terms[name];
     if (!busyS) return 0;
     const planned = name === "disk" ? this.#streamedBytes("disk") + this.#streamedBytes(EXPERTS) : null;
-    return (planned ?? this.#plan.streamed_bytes) / busyS;
+    return (planned ?? this.#streamedBytes(name)) / busyS;
   }
 
   /** Bytes that a step of one token moves over a link, by the plan. */
   #streamedBytes(name) {
     const { step, expert_slot_bytes, streamed_bytes } = this.#plan;
     if (name === EXPERTS) return step.experts.num_from_disk * expert_slot_bytes;
-    if (name !== "disk") return streamed_bytes;
+    if (name !== "disk") return streamed_bytes - step.processor_share * this.#layerBytes;
     const onDisk = this.#stepLayers.filter((layer) => layer.home === "disk");
     return onDisk.reduce((total, layer) => total + layer.num_bytes, 0);
   }

@@ -3,7 +3,7 @@
 // A marker shows the layer that is being computed.
 
 import { element } from "./dom.js";
-import { bytes, seconds } from "./figures.js";
+import { bytes, percent, seconds } from "./figures.js";
 import { explained } from "./terms.js";
 import { count, words } from "./words.js";
 
@@ -53,6 +53,7 @@ export class Strip {
     const homes = ["disk", "host", "device"].filter((home) =>
       plan.layers.some((layer) => layer.home === home),
     );
+    const isShared = plan.kept_share !== null; // the processor computes beside the GPU, in every layer
     const sums = {};
     const number = (layers) => layers.filter((layer) => !layer.is_lower).length;
     const end = plan.num_encoder_layers;
@@ -64,11 +65,13 @@ export class Strip {
       const isPinned = home === "host" && plan.has_gpu;
       const found = isPinned ? words("pinnedLayers", { layers: there.length }) : there.length;
       sums[home] = `${found} · ${bytes(there.reduce((sum, layer) => sum + layer.num_bytes, 0))}`;
-      parts.push(words(PLACES[home], { number: there.length }));
+      if (!isShared) parts.push(words(PLACES[home], { number: there.length }));
     }
+    if (isShared) parts.push(words("keptOnGpu", { share: percent(plan.kept_share) }));
     this.#build(plan.layers, homes, sums);
     this.#place.dataset.state = "ready";
-    this.summary = words(plan.streamed_bytes ? "streamedSummary" : "residentSummary", {
+    const streamed = isShared ? "sharedSummary" : "streamedSummary";
+    this.summary = words(plan.streamed_bytes ? streamed : "residentSummary", {
       parts: parts.join(words("listComma")),
       bytes: bytes(plan.streamed_bytes),
     });

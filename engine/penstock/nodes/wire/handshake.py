@@ -26,6 +26,7 @@ PROTOCOL = 1
 _MAX_BYTES = 1 << 14
 #: What both sides must have in common: these differences are refused by name.
 _SAME = {"protocol": "protocol", "version": "version of Penstock", "code": "code that computes"}
+_SAME_SECRET = "give leader and workers the same PENSTOCK_NODES_SECRET or --nodes-secret-file"
 
 
 class Refused(Exception):
@@ -43,7 +44,7 @@ def greet(channel: Channel, secret: str, own: dict[str, Any]) -> dict[str, Any]:
     challenge = _expect(channel, Kind.CHALLENGE)
     proof = str(challenge.pop("proof", ""))
     if not _is_equal(proof, _proof(secret, "leader", hello, challenge)):
-        raise Refused("the leader does not know our secret: give both the same --nodes-secret-file")
+        raise Refused(f"the leader does not know our secret: {_SAME_SECRET}")
     _check_same(challenge, own)
     channel.send(Frame(Kind.PROOF, {"proof": _proof(secret, "worker", hello, challenge)}))
     _expect(channel, Kind.WELCOME)
@@ -59,7 +60,7 @@ def admit(channel: Channel, secret: str, own: dict[str, Any]) -> dict[str, Any]:
     channel.send(Frame(Kind.CHALLENGE, challenge | {"proof": proof}))
     given = str(_expect(channel, Kind.PROOF).get("proof"))
     if not _is_equal(given, _proof(secret, "worker", hello, challenge)):
-        raise Refused("the secrets differ: give leader and workers the same --nodes-secret-file")
+        raise Refused(f"the secrets differ: {_SAME_SECRET}")
     _check_same(hello, own)
     return hello
 
