@@ -10,6 +10,7 @@ import os
 import pty
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,7 @@ def in_terminal(path: Path, script: list[tuple[str, str]]) -> str:
     child, terminal_fd = pty.fork()
     if child == 0:
         os.environ["TERM"] = "dumb"
-        # Tests that run in the background ignore SIGINT, and their children would too.
+        # Tests that run in the background may ignore SIGINT, and their children would too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.execv(sys.executable, [sys.executable, "-c", HALF_TYPED, str(path)])
     heard = ""
@@ -211,6 +212,9 @@ def in_terminal(path: Path, script: list[tuple[str, str]]) -> str:
         while not part.endswith(wanted):
             part += os.read(terminal_fd, 1000).decode()
         heard += part
+        # Python's readline forgets a signal that comes before it waits for a key: select() begins anew then.
+        while Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.01)
         os.write(terminal_fd, typed.encode())
     with contextlib.suppress(OSError):  # a terminal whose program has ended gives an error
         while data := os.read(terminal_fd, 1000):
