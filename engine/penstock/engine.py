@@ -13,7 +13,7 @@ from penstock.drafters.draft_model import DraftModel
 from penstock.drafters.loading import ModelSource, load_with_guesses
 from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
-from penstock.errors import CheckpointError, UnsupportedModel
+from penstock.errors import STEP_ERRORS, UnsupportedModel
 from penstock.generation.drafting.asking import Guesser
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
@@ -311,7 +311,7 @@ class Engine:
         step's requests are ended then, and the engine goes on.
 
         On several machines, several steps are on their way: step() ends the oldest, or returns [] after a
-        moment. StepFailed then also says that a machine has been away for too long.
+        moment. MachineAway, a StepFailed, then says that a machine has been away for too long.
         """
         if self.piped is not None:
             return self.piped.step(aborted)
@@ -332,7 +332,7 @@ class Engine:
         except Cancelled:
             self.scheduler.rollback(batch)
             return []
-        except CheckpointError as error:
+        except STEP_ERRORS as error:
             failure = self.requests.fail(batch, error)
             self.meter.look_at(self.scheduler)
             raise failure from error

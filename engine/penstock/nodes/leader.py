@@ -76,13 +76,14 @@ class Leader:
         return self._door.port
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all machines can compute."""
-        return all(member.state == "ready" for member in self.members)
+    def peers(self) -> tuple[Peer | None, ...]:
+        """The connection to each worker that takes steps; None for a worker that can't. Keys and values were
+        computed over these connections as long as all of them are the same."""
+        return tuple(member.ready for member in self.members)
 
     @property
     def missing(self) -> list[Member]:
-        return [member for member in self.members if member.state != "ready"]
+        return [member for member in self.members if member.ready is None]
 
     def status(self) -> tuple[NodeStatus, ...]:
         """Of the workers, by rank."""
@@ -123,7 +124,7 @@ class Leader:
 
     def wait_until_loaded(self) -> None:
         """Raises a worker's error."""
-        self._wait_until(lambda member: member.state == "ready")
+        self._wait_until(lambda member: member.ready is not None)
 
     def _divide(
         self, opened: OpenModel, config: EngineConfig, lane: Lane, hardware: HardwareProfile
@@ -205,9 +206,7 @@ class Leader:
             if member.is_connected:
                 raise Refused(f"rank {rank} is taken by another worker", is_final=False)
             welcome(channel)
-            peer = Peer(channel, self.nodes.timeout_s, member.take, member.lose)
-            member.join(peer)
-            peer.start()
+            member.join(channel, self.nodes.timeout_s)
         logger.info("rank %d has come from %s", rank, channel.address)
         if member.order is not None:
             self._begin_loading(member)
