@@ -118,6 +118,12 @@ def _nodes(engine: Engine) -> tuple[NodeBody, ...]:
     return tuple(NodeBody.model_validate(each) for each in statuses)
 
 
+def missing_machines(engine: Engine) -> str:
+    """The other machines that can't compute now; "" if all can."""
+    missing = engine.leader.missing if engine.leader is not None else []
+    return ", ".join(f"rank {member.rank} is {member.state}" for member in missing)
+
+
 def _drafting(engine: Engine) -> tuple[DraftingBody, ...]:
     """What guesses should bring."""
     if engine.spec.state_bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,6 +59,21 @@ def test_draining_is_alive_but_not_ready(engine: FakeAsyncEngine) -> None:
         assert client.get("/health/live").status_code == 200
         refused = client.post("/v1/completions", json={"prompt": "x"})
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+
+
+def test_a_machine_that_is_away(make_client: MakeClient) -> None:
+    """A router sends requests elsewhere, and nobody restarts the server: requests wait for the machine."""
+    engine = FakeAsyncEngine()
+    away = SimpleNamespace(rank=2, state="away", reason="secret")
+    engine.model.leader = SimpleNamespace(missing=[away])
+    client = make_client(engine)
+    for path in READY:
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert answer.json() == {"status": "waiting", "message": "rank 2 is away"}
+    assert client.get("/health/live").status_code == 200
+    engine.model.leader.missing.clear()
+    assert client.get("/health").json() == {"status": "ok"}
 
 
 def test_load_counts_what_is_being_answered(engine: FakeAsyncEngine) -> None:
