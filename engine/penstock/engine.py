@@ -47,6 +47,7 @@ from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.spare_memory import SpareMemory
 from penstock.nodes.leader import Leader
+from penstock.nodes.member import NodeStatus
 from penstock.nodes.piped_steps import PipedSteps
 from penstock.nodes_config import NodesConfig
 from penstock.text.prompt_forms import PromptForms
@@ -278,6 +279,14 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or (self.piped is not None and self.piped.num_flights > 0)
+
+    @property
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        """All machines that compute the model's layers, by rank; () where one computes all. Safe from any
+        thread."""
+        if self.leader is None or self.piped is None:
+            return ()
+        return (self.piped.own_status(self.plan), *self.leader.status())
 
     def validate(self, request: GenerationRequest) -> ValidRequest:
         """RequestLimits.validate(): the request, if it can be computed. Safe from any thread."""

@@ -82,8 +82,10 @@ def test_two_machines_have_the_bits_of_one(name: str, tmp_path: Path, pair: Clus
         assert engine.generate(PROMPTS, SAMPLED) == alone(tmp_path)
         assert engine.generate(PROMPTS, SAMPLED)  # with blocks of the first time
         assert_empty(engine)
-        (status,) = engine.leader.status() if engine.leader is not None else ()
-        assert status.state == "ready" and status.num_steps and status.num_losses == 0
+        own, status = engine.nodes
+        assert [each.rank for each in engine.nodes] == [0, 1] and own.layers[1] == status.layers[0]
+        assert status.state == "ready" and status.num_losses == 0 and status.away_s is None
+        assert own.num_steps == status.num_steps and own.busy_s > 0 < status.busy_s
         assert status.rounds_alike
 
 

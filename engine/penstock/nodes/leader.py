@@ -64,6 +64,9 @@ class Leader:
             Member(rank, lambda member, frame: self.on_result(member, frame), self._tell)
             for rank in range(1, nodes.num_nodes)
         )
+        #: The leader's own layers, after share().
+        self.layers = range(0)
+        self._own: Predict | None = None
         self._arithmetic = ""
         self._limit = 0
         self._joining = threading.Lock()
@@ -142,6 +145,7 @@ class Leader:
             Planned.of(member.ask("plan", asdict(order)))
             for member, order in zip(self.members, orders, strict=True)
         ]
+        self.layers = ranges[0]
         part = layer_range(opened, ranges[0])
         num_tokens = plan_model(part, config, lane, hardware).plan.num_kv_tokens
         num_tokens = min(num_tokens, *(each.num_kv_tokens for each in planned))
@@ -217,8 +221,14 @@ class Leader:
 
     # ------------------------------------------------------------------ what steps take
 
+    @property
+    def own_step_s(self) -> float:
+        """Seconds that a step of one token should take on this machine; 0 if that is unknown."""
+        return self._own(1, 1).seconds if self._own is not None else 0.0
+
     def predict(self, own: Predict) -> Predict:
-        """How long a step takes on all machines, one after the other."""
+        """How long a step takes on all machines, one after the other. `own`: on this one."""
+        self._own = own
 
         def predict(
             num_tokens: int,

@@ -48,6 +48,10 @@ class NodeStatus:
     num_steps: int
     busy_s: float
     num_losses: int
+    #: Seconds for which it has been away; None if it is not.
+    away_s: float | None
+    #: Seconds that a step of one token should take there; 0 if that is unknown.
+    step_s: float
 
 
 class Member:
@@ -94,6 +98,7 @@ class Member:
             self._answers = answers
             self.peer, self._address = peer, channel.address
             self.state, self.reason = "here", "it has not loaded yet"
+            self.num_loaded = 0
         self._on_change()
         peer.start()
 
@@ -174,6 +179,8 @@ class Member:
             self.num_steps,
             self.busy_s,
             self.num_losses,
+            time.monotonic() - self.away_since_s if self.state == "away" else None,
+            planned.step_s(1) if planned else 0.0,
         )
 
     def _set(self, peer: Peer | None, state: State, reason: str) -> bool:

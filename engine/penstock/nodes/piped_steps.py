@@ -28,7 +28,9 @@ from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.sequence import FinishReason
 from penstock.generation.step_meter import StepMark, StepMeter
+from penstock.memory.planning.plan import MemoryPlan
 from penstock.nodes.leader import Leader
+from penstock.nodes.member import NodeStatus
 from penstock.nodes.step_pipe import Arrived, StepPipe
 from penstock.nodes.wire.peer import Peer
 
@@ -73,6 +75,8 @@ class PipedSteps:
         self._flights: deque[_Flight] = deque()
         #: The connections over which all keys and values were computed.
         self._peers = leader.peers
+        #: Of this machine: steps, and seconds that it computed them.
+        self._num_steps, self._busy_s = 0, 0.0
         #: When requests began to wait for a machine, if no step has ended since.
         self._waits_since_s = math.inf
 
@@ -80,6 +84,27 @@ class PipedSteps:
     def num_flights(self) -> int:
         """Steps on their way."""
         return len(self._flights)
+
+    def own_status(self, plan: MemoryPlan) -> NodeStatus:
+        """How the leader's own machine is."""
+        layers, leader = self._leader.layers, self._leader
+        return NodeStatus(
+            0,
+            "",
+            "ready",
+            "",
+            (layers.start, layers.stop),
+            plan.num_resident_layers,
+            plan.device_used_bytes or plan.host_used_bytes,
+            plan.device_budget_bytes or plan.host_budget_bytes,
+            len(layers),
+            True,
+            self._num_steps,
+            self._busy_s,
+            0,
+            None,
+            leader.own_step_s,
+        )
 
     def step(self, aborted: Set[str]) -> list[RequestOutput]:
         """Launch steps until each machine has one, and end the oldest if it arrives soon. Raises
@@ -107,8 +132,10 @@ class PipedSteps:
         self._requests.start(batch, aborted)
         inputs = ModelInputs.of(batch, self._block_size)
         rest = self._scheduler.launch(batch)
+        began_s = time.perf_counter()
         try:
             hidden = self._executor.sweep(inputs)
+            self._busy_s += time.perf_counter() - began_s
         except STEP_ERRORS as error:
             raise self._fail(batch, str(error)) from error
         number = self._pipe.send(inputs, hidden, peers)
@@ -139,7 +166,10 @@ class PipedSteps:
     @torch.inference_mode()
     def _end(self, flight: _Flight, arrived: Arrived) -> list[RequestOutput]:
         assert arrived.hidden is not None
+        began_s = time.perf_counter()
         chosen = self._sampler.sample(self._executor.logits(arrived.hidden), flight.rest)
+        self._num_steps += 1
+        self._busy_s += time.perf_counter() - began_s
         outputs = self._requests.deliver(self._scheduler.update(flight.rest, chosen))
         self._meter.record(flight.batch, chosen, outputs, flight.mark)
         self._meter.look_at(self._scheduler)
