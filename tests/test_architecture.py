@@ -47,6 +47,7 @@ PURE = (
     "penstock.state_layout",
     "penstock.memory.kv_disk.record",
     "penstock.memory.kv_disk.block_order",
+    "penstock.memory.kv_disk.piece_numbers",
     "penstock.memory.kv_spill.runs",
     "penstock.memory.planning.budgets",
     "penstock.memory.planning.kv_blocks",

@@ -185,6 +185,7 @@ class Engine:
             StatePool(plan.num_state_slots, plan.num_state_sequences),
             kv_disk,
             lambda num_tokens: meter.prompt_s(num_tokens, config.max_num_batched_tokens),
+            None if kv_disk is None else kv_disk.pieces,
         )
 
     @classmethod

@@ -25,6 +25,8 @@ class KVDiskReads:
     """What came from disk for sequences that waited, since the start."""
 
     num_blocks: int = 0
+    #: Recurrent states that came as wholes.
+    num_states: int = 0
     #: Tokens that were not computed therefore.
     num_tokens: int = 0
     #: Seconds in which sequences waited, and those that computing would have taken longer; 0 where the rates

@@ -229,10 +229,12 @@ class ExpertsBody(Told):
 
 
 class KVDiskReadsBody(Told):
-    """What came from disk for sequences that waited: blocks, the tokens that were not computed therefore, the
-    seconds that it took, and those that computing would have taken longer (0: unknown)."""
+    """What came from disk for sequences that waited: blocks, whole recurrent states, the tokens that were not
+    computed therefore, the seconds that it took, and those that computing would have taken longer (0:
+    unknown)."""
 
     num_blocks: int
+    num_states: int
     num_tokens: int
     read_s: float
     saved_s: float

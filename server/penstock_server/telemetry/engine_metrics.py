@@ -227,6 +227,7 @@ class _EngineSeries:
         for name, text, value in (
             ("read_bytes", "Keys and values read from disk", disk.read_bytes),
             ("written_bytes", "Keys and values written to disk", disk.written_bytes),
+            ("read_states", "Recurrent states read from disk", disk.reads.num_states),
             ("read_seconds", "Seconds in which sequences waited for the disk", disk.reads.read_s),
             ("saved_seconds", "Seconds that computing would have taken longer", disk.reads.saved_s),
             ("missed_blocks", "Blocks overwritten before they were on disk", disk.missed_blocks),

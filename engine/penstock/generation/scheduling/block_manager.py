@@ -12,8 +12,10 @@ from penstock.generation.scheduling.block_pool import BlockPool
 from penstock.generation.scheduling.disk_blocks import BlockStore, DiskBlocks
 from penstock.generation.scheduling.prefix_cache import PrefixCache
 from penstock.generation.scheduling.sequence_group import together
+from penstock.generation.scheduling.states.kept_states import KeptStates
 from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
+from penstock.memory.kv_disk.piece_numbers import PieceNumbers
 
 
 class BlockManager:
@@ -27,15 +29,22 @@ class BlockManager:
         states: StatePool | None = None,
         store: BlockStore | None = None,
         compute_s: Callable[[int], float] = lambda num_tokens: 0.0,
+        pieces: PieceNumbers | None = None,
     ) -> None:
         """`states`: of a model with recurrent states. `store` keeps blocks that outlive this manager;
-        compute_s: tokens of a prompt -> seconds that computing them takes, 0: unknown."""
+        compute_s: tokens of a prompt -> seconds that computing them takes, 0: unknown. `pieces`: by which
+        numbers the store knows the states."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.states = states or StatePool()
-        self.prefix_cache = PrefixCache(self.pool, block_size, enable_prefix_caching, self.states, store)
-        self.disk = DiskBlocks(self.pool, self.prefix_cache, block_size, store, compute_s)
+        kept = None
+        if store is not None and pieces is not None:
+            kept = KeptStates(self.states, store, pieces, compute_s)
+        self.prefix_cache = PrefixCache(
+            self.pool, block_size, enable_prefix_caching, self.states, store, kept
+        )
+        self.disk = DiskBlocks(self.pool, self.prefix_cache, block_size, store, compute_s, kept)
         self._copies: list[tuple[int, int]] = []
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -131,6 +140,7 @@ class BlockManager:
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's blocks back. The last ones will be taken first: a prefix without its beginning
         can't be found."""
+        self.prefix_cache.leave(sequence)
         for table in _tables(sequence):
             for block in reversed(table):
                 self.pool.disown(block)
