@@ -19,7 +19,7 @@ LEVELS: list[set[str]] = [
     {"penstock.model"},
     {"penstock.generation", "penstock.unquantized", "penstock.calibration"},
     {"penstock.loader", "penstock.measure", "penstock.calibrate"},
-    {"penstock.drafters", "penstock.kv_disk"},
+    {"penstock.drafters", "penstock.kv_disk", "penstock.kv_events"},
     {"penstock.nodes"},
     {"penstock.engine", "penstock.request_stream"},
     {"penstock.engine_thread"},

@@ -58,6 +58,16 @@ class KVDiskStats:
 
 
 @dataclass
+class KVEventStats:
+    """Batches of events for routers (--kv-events-config) since the start: those that were sent, their bytes,
+    and those that were lost since too many waited."""
+
+    sent_batches: int = 0
+    sent_bytes: int = 0
+    dropped_batches: int = 0
+
+
+@dataclass
 class KVSpillStats:
     """Blocks of sequences that are longer than the KV cache's memory (--kv-spill), and what went to and from
     the file since the start."""
@@ -147,6 +157,8 @@ class EngineMetrics:
     kv_disk: KVDiskStats | None = None
     #: None where all blocks of the KV cache are in memory.
     kv_spill: KVSpillStats | None = None
+    #: None without events for routers.
+    kv_events: KVEventStats | None = None
     #: Tokens of all steps together.
     step_tokens: int = 0
     #: A histogram: steps whose tokens are at most STEP_TOKENS[i] and more than STEP_TOKENS[i - 1]. The last

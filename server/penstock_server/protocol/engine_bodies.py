@@ -259,6 +259,15 @@ class KVDiskBody(Told):
     reads: KVDiskReadsBody
 
 
+class KVEventsBody(Told):
+    """Batches of events for routers (--kv-events-config) since the start: those that were sent, their bytes,
+    and those that were lost since too many waited."""
+
+    sent_batches: int
+    sent_bytes: int
+    dropped_batches: int
+
+
 class KVSpillBody(Told):
     """Keys and values of sequences that are longer than the KV cache (--kv-spill): blocks that lie on disk
     and their bytes, what went there and came from there since the start, and the seconds in which layers
@@ -318,6 +327,8 @@ class StatsBody(Told):
     nodes: tuple[NodeBody, ...]
     #: None where all blocks of the KV cache are in memory.
     kv_spill: KVSpillBody | None
+    #: None without events for routers.
+    kv_events: KVEventsBody | None
     step_tokens: int
     steps_by_tokens: list[int]
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakes import FakeAsyncEngine, one_model
 from penstock.async_engine import EngineStatus
-from penstock.metrics import KVDiskReads, KVDiskStats, KVSpillStats, StepStats, Traffic
+from penstock.metrics import KVDiskReads, KVDiskStats, KVEventStats, KVSpillStats, StepStats, Traffic
 from penstock.spec import UnitKey
 from penstock.weights.tiers.use_counts import UseCounts
 from penstock_server.telemetry.metrics import RequestMetrics
@@ -144,3 +144,11 @@ def test_the_cache_is_described(metrics: RequestMetrics, engine: FakeAsyncEngine
     # 20 blocks of 16 tokens, and the model's longest sequence has 1000
     facts |= {"kv_cache_size_tokens": "320", "kv_cache_max_concurrency": "0.32"}
     assert sample.value == 1 and sample.labels == facts | {"engine": "0", "model_name": "tiny"}
+
+
+def test_events_for_routers(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
+    assert "penstock:kv_events_sent_batches_total" not in samples(metrics)
+    engine.model.metrics.kv_events = KVEventStats(3, 300, 1)
+    found = samples(metrics)
+    names = ("sent_batches", "sent_bytes", "dropped_batches")
+    assert [found[f"penstock:kv_events_{name}_total"] for name in names] == [3, 300, 1]

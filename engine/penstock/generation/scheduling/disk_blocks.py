@@ -133,7 +133,7 @@ class DiskBlocks:
         arrived = arriving.reading.end()
         for key, block in arriving.wanted:
             if key in arrived:
-                self._pool.set_key(block, key, self._block_size)
+                self._prefix_cache.land(sequence, block, key)
         # The last ones give way first: a prefix without its beginning can't be found.
         for block in reversed([*arriving.held, *(block for _, block in arriving.wanted)]):
             self._pool.disown(block)

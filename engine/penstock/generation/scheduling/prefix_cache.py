@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.generation.scheduling.block_keys import encoder_keys, full_key, tail_key
 from penstock.generation.scheduling.block_pool import BlockPool
+from penstock.generation.scheduling.events.block_log import BlockLog
 from penstock.generation.scheduling.states.kept_states import KeptStates
 from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.scheduling.states.state_saves import StateSaves
@@ -53,9 +54,10 @@ class PrefixCache:
         states: StatePool,
         keeper: Keeper | None = None,
         kept_states: KeptStates | None = None,
+        log: BlockLog | None = None,
     ) -> None:
         """Whole blocks are offered to the `keeper` when they were computed. kept_states: copies of states
-        that the same keeper has."""
+        that the same keeper has. `log` is told of the whole blocks of texts that can be found."""
         self._pool = pool
         self._keeper = keeper
         self._block_size = block_size
@@ -65,6 +67,9 @@ class PrefixCache:
         #: Blocks that got their keys in the step that is being decided or computed, each with the key of the
         #: block before it in the text.
         self._unconfirmed: dict[int, bytes] = {}
+        self._log = log
+        if log is not None:
+            pool.on_drop = log.drop
 
     def is_read_by(self, sequence: Sequence) -> bool:
         """Whether a sequence looks for blocks. A sequence whose prompt is scored does not: every token has to
@@ -181,6 +186,8 @@ class PrefixCache:
             self._offer(self._keeper)
         self._unconfirmed.clear()
         self._state_saves.end_step(is_computed=True)
+        if self._log is not None:
+            self._log.end_step(is_computed=True)
 
     def rollback(self) -> None:
         """The step was not computed. Every sequence that had a part in it must be released."""
@@ -188,6 +195,21 @@ class PrefixCache:
             self._pool.drop_key(block)
         self._unconfirmed.clear()
         self._state_saves.end_step(is_computed=False)
+        if self._log is not None:
+            self._log.end_step(is_computed=False)
+
+    def land(self, sequence: Sequence, block: int, key: bytes) -> None:
+        """A whole block of the sequence has come from disk, and can be found from now on."""
+        if self._pool.set_key(block, key, self._block_size) and self._log is not None:
+            self._log.arrive(block, sequence, key)
+
+    def forget_all(self) -> None:
+        """No block can be found any more."""
+        self.rollback()
+        for block in range(self._pool.num_blocks):
+            self._pool.drop_key(block)
+        if self._log is not None:
+            self._log.clear()
 
     def leave(self, sequence: Sequence) -> None:
         """The sequence lets go of its blocks and its state."""
@@ -203,8 +225,13 @@ class PrefixCache:
     def _set_full(self, sequence: Sequence, index: int, token_ids: list[int]) -> None:
         key = full_key(sequence, index, token_ids, self._block_size)
         before = sequence.block_keys[index - 1] if index else b""
-        self._set_key(sequence.block_table[index], key, self._block_size, before)
+        block = sequence.block_table[index]
+        if self._set_key(block, key, self._block_size, before) and self._log is not None:
+            self._log.expect(block, sequence, index, token_ids)
 
-    def _set_key(self, block: int, key: bytes, num_tokens: int, before: bytes = b"") -> None:
-        if self._pool.set_key(block, key, num_tokens):
+    def _set_key(self, block: int, key: bytes, num_tokens: int, before: bytes = b"") -> bool:
+        """Whether the block has this key now, and had it not before."""
+        is_new = self._pool.set_key(block, key, num_tokens)
+        if is_new:
             self._unconfirmed[block] = before
+        return is_new
