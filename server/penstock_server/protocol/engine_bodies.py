@@ -235,10 +235,12 @@ class ExpertsBody(Told):
 
 
 class KVDiskReadsBody(Told):
-    """What came from disk for sequences that waited: blocks, the tokens that were not computed therefore, the
-    seconds that it took, and those that computing would have taken longer (0: unknown)."""
+    """What came from disk for sequences that waited: blocks, whole recurrent states, the tokens that were not
+    computed therefore, the seconds that it took, and those that computing would have taken longer (0:
+    unknown)."""
 
     num_blocks: int
+    num_states: int
     num_tokens: int
     read_s: float
     saved_s: float
@@ -261,6 +263,15 @@ class KVDiskBody(Told):
     corrupt_blocks: int
     read_bytes: int
     reads: KVDiskReadsBody
+
+
+class KVEventsBody(Told):
+    """Batches of events for routers (--kv-events-config) since the start: those that were sent, their bytes,
+    and those that were lost since too many waited."""
+
+    sent_batches: int
+    sent_bytes: int
+    dropped_batches: int
 
 
 class KVSpillBody(Told):
@@ -322,6 +333,8 @@ class StatsBody(Told):
     nodes: tuple[NodeBody, ...]
     #: None where all blocks of the KV cache are in memory.
     kv_spill: KVSpillBody | None
+    #: None without events for routers.
+    kv_events: KVEventsBody | None
     step_tokens: int
     steps_by_tokens: list[int]
 

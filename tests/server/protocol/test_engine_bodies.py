@@ -131,6 +131,7 @@ STATS = [
     "kv_disk",
     "nodes",
     "kv_spill",
+    "kv_events",
     "step_tokens",
     "steps_by_tokens",
 ]
