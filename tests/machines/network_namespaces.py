@@ -54,6 +54,12 @@ class Link:
         for space in self.spaces:
             subprocess.run(["ip", "netns", "del", space], check=False)
 
+    def shape(self, *words: str) -> None:
+        """A queueing discipline of tc's for both directions, such as "netem", "delay", "1ms". Raises
+        CalledProcessError if the system has none such."""
+        for space, device in zip(_NAMES, _DEVICES, strict=True):
+            subprocess.run(["tc", "-n", space, "qdisc", "add", "dev", device, "root", *words], check=True)
+
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
         """Nothing comes through."""

@@ -37,4 +37,4 @@ def test_probes_and_requests_while_a_worker_is_away(tiny_llama: Path) -> None:
         machines.worker.start()
         pool.submit(machines.wait_until_ready).result()
         for body, right in zip(bodies, expected, strict=True):
-            check(pool.submit(machines.ask, body).result(), right)
+            check(pool.submit(machines.ask_until_answered, body).result(), right)
