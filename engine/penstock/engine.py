@@ -13,7 +13,7 @@ from penstock.drafters.draft_model import DraftModel
 from penstock.drafters.loading import ModelSource, load_with_guesses
 from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
-from penstock.errors import CheckpointError, UnsupportedModel
+from penstock.errors import STEP_ERRORS, UnsupportedModel
 from penstock.generation.drafting.asking import Guesser
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
@@ -50,6 +50,7 @@ from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.spare_memory import SpareMemory
 from penstock.nodes.leader import Leader
+from penstock.nodes.member import NodeStatus
 from penstock.nodes.piped_steps import PipedSteps
 from penstock.nodes_config import NodesConfig
 from penstock.text.prompt_forms import PromptForms
@@ -294,6 +295,14 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work or (self.piped is not None and self.piped.num_flights > 0)
 
+    @property
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        """All machines that compute the model's layers, by rank; () where one computes all. Safe from any
+        thread."""
+        if self.leader is None or self.piped is None:
+            return ()
+        return (self.piped.own_status(self.plan), *self.leader.status())
+
     def validate(self, request: GenerationRequest) -> ValidRequest:
         """RequestLimits.validate(): the request, if it can be computed. Safe from any thread."""
         return self.limits.validate(request)
@@ -326,7 +335,7 @@ class Engine:
         step's requests are ended then, and the engine goes on.
 
         On several machines, several steps are on their way: step() ends the oldest, or returns [] after a
-        moment. StepFailed then also says that a machine has been away for too long.
+        moment. MachineAway, a StepFailed, then says that a machine has been away for too long.
         """
         try:
             return self._step(aborted)
@@ -354,7 +363,7 @@ class Engine:
         except Cancelled:
             self.scheduler.rollback(batch)
             return []
-        except CheckpointError as error:
+        except STEP_ERRORS as error:
             failure = self.requests.fail(batch, error)
             self.meter.look_at(self.scheduler)
             raise failure from error

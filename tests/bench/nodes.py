@@ -110,7 +110,7 @@ def run(engine: Engine, num_seqs: int, num_tokens: int) -> dict[str, Any]:
 
 def others_s(engine: Engine) -> float:
     """Seconds in which workers computed."""
-    return sum(each.busy_s for each in engine.leader.status()) if engine.leader is not None else 0.0
+    return sum(each.busy_s for each in engine.nodes if each.rank)
 
 
 def lead(options: argparse.Namespace) -> None:
