@@ -7,7 +7,7 @@ loaded the model, and Ray replaces a replica whose process ended or does not ans
 they come.
 """
 
-# No `from __future__ import annotations` here: Ray reads the type of the argument of `app`.
+# No `from __future__ import annotations` here: Ray reads the type of `args` in `app`.
 import asyncio
 import collections
 import os

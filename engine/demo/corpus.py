@@ -625,7 +625,7 @@ EXCHANGES: tuple[tuple[Callable[[random.Random], Turns], int], ...] = (
     (calendar, 5),
     (small_fact, 14),
     (topic, 8),
-    (listing, 7),
+    (listing, 14),
     (verse, 6),
     (how_to, 4),
     (talk, 14),

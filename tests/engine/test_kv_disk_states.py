@@ -97,7 +97,7 @@ def test_what_was_evicted_and_preempted_comes_from_disk(lfm2: Path, tmp_path: Pa
         while engine.has_work:
             for output in engine.step():
                 got[output.request_id] += output.token_ids
-        assert engine.metrics.num_preemptions == 1 and num_states_read(engine) == 5
+        assert engine.metrics.num_preemptions == 1 and num_states_read(engine) == 6
         assert got["second"] == expected[1].token_ids and got["first"][:9] == expected[0].token_ids
 
 

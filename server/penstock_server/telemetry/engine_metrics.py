@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -48,6 +49,8 @@ class EngineCollector(Collector):
         for model in self._models.models:
             if model.is_ready:
                 _add(found, _EngineSeries(model.name, engine_of(model).loaded.snapshot()).collect())
+                if model.adapters:
+                    _add(found, [_loaded_adapters(model.name, model.adapters)])
         if self._models.swaps:
             _add(found, self._swaps())
         return found.values()
@@ -71,6 +74,19 @@ def _add(found: dict[str, Metric], more: Iterable[Metric]) -> None:
             found[metric.name].samples += metric.samples
         else:
             found[metric.name] = metric
+
+
+def _loaded_adapters(model_name: str, adapters: Collection[str]) -> Metric:
+    """vLLM's series of adapters, by which routers find a server that has one. All adapters lie in memory, and
+    all may run in one step, so that none waits. The value is a time: vLLM has a series for each state."""
+    labels = vllm_labels(model_name) | {
+        "max_lora": str(len(adapters)),
+        "running_lora_adapters": ",".join(sorted(adapters)),
+        "waiting_lora_adapters": "",
+    }
+    gauge = GaugeMetricFamily("vllm:lora_requests_info", "Adapters that are loaded", labels=[*labels])
+    gauge.add_metric([*labels.values()], time.time())
+    return gauge
 
 
 class _EngineSeries:

@@ -22,5 +22,9 @@ class PieceNumbers:
 
     def keys(self, key: bytes) -> list[bytes]:
         """The keys of the pieces of the state at the end of the block with this key."""
-        digests = (hashlib.sha256(key + index.to_bytes(4, "big")) for index in range(self.num_pieces))
-        return [STATE_TAG + digest.digest()[: KEY_BYTES - len(STATE_TAG)] for digest in digests]
+        return [self.key(key, index) for index in range(self.num_pieces)]
+
+    def key(self, key: bytes, index: int) -> bytes:
+        """The key of one of these pieces."""
+        digest = hashlib.sha256(key + index.to_bytes(4, "big")).digest()
+        return STATE_TAG + digest[: KEY_BYTES - len(STATE_TAG)]
