@@ -14,6 +14,7 @@ from typing import Protocol
 
 from penstock.generation.scheduling.block_pool import BlockPool
 from penstock.generation.scheduling.prefix_cache import PrefixCache
+from penstock.generation.scheduling.states.kept_states import ArrivingState, KeptStates
 from penstock.generation.sequence import Sequence
 from penstock.metrics import KVDiskReads
 
@@ -55,6 +56,10 @@ class _Arriving:
     #: Blocks that the reading holds: some were in the cache already, the others are read, with their keys.
     held: list[int]
     wanted: list[tuple[bytes, int]]
+    #: The recurrent state behind the blocks, if it comes from disk, too.
+    state: ArrivingState | None
+    #: Tokens that need not be computed, if all arrives. Of a model with recurrent states none otherwise.
+    num_tokens: int
     #: What computing the tokens would take; 0: unknown.
     compute_s: float
 
@@ -69,15 +74,17 @@ class DiskBlocks:
         block_size: int,
         store: BlockStore | None,
         compute_s: Callable[[int], float],
+        kept_states: KeptStates | None = None,
     ) -> None:
         """compute_s: tokens of a prompt -> seconds that computing them takes; 0: unknown, and then blocks are
-        read. Without a store nothing is done."""
+        read. Without a store nothing is done. kept_states: of a model with recurrent states."""
         self.reads = KVDiskReads()
         self._pool = pool
         self._prefix_cache = prefix_cache
         self._block_size = block_size
         self._store = store
         self._compute_s = compute_s
+        self._kept_states = kept_states
         self._arriving: dict[Sequence, _Arriving] = {}
         #: Sequences that were looked up since they began to wait.
         self._looked_up = weakref.WeakSet[Sequence]()
@@ -93,17 +100,25 @@ class DiskBlocks:
             return
         if num_missing(sequence) > self._pool.num_free:
             return
-        self._looked_up.add(sequence)
-        held, keys = self._prefix_cache.find_with(sequence, self._store)
-        num_tokens = len(keys) * self._block_size
-        compute_s = self._compute_s(num_tokens) if keys else 0.0
-        if not keys or 0 < compute_s <= self._store.expected_read_s(len(keys)):
+        found, kept = self._prefix_cache.find_with(sequence, self._store), self._kept_states
+        num_pieces = kept.num_pieces if kept is not None and found.state is not None else 0
+        num_reads = len(found.missing) + num_pieces
+        compute_s = self._compute_s(found.num_tokens) if num_reads else 0.0
+        if not num_reads or 0 < compute_s <= self._store.expected_read_s(num_reads):
+            self._looked_up.add(sequence)
             return
-        for block in held:
+        state = kept.begin(found.state) if kept is not None and found.state is not None else None
+        if num_pieces and state is None:
+            return  # a later step may have a slot for the state
+        self._looked_up.add(sequence)
+        for block in found.held:
             self._pool.own(block)
-        wanted = [(key, self._pool.take()) for key in keys]
-        reading = self._store.read(wanted, compute_s or math.inf)
-        self._arriving[sequence] = _Arriving(reading, held, wanted, compute_s)
+        wanted = [(key, self._pool.take()) for key in found.missing]
+        reading = self._store.read(
+            wanted + (state.wanted if state is not None else []), compute_s or math.inf
+        )
+        arriving = _Arriving(reading, found.held, wanted, state, found.num_tokens, compute_s)
+        self._arriving[sequence] = arriving
 
     def land(self) -> None:
         """Blocks that have arrived can be found from now on."""
@@ -118,20 +133,30 @@ class DiskBlocks:
         arrived = arriving.reading.end()
         for key, block in arriving.wanted:
             if key in arrived:
-                self._pool.set_key(block, key, self._block_size)
+                self._prefix_cache.land(sequence, block, key)
         # The last ones give way first: a prefix without its beginning can't be found.
         for block in reversed([*arriving.held, *(block for _, block in arriving.wanted)]):
             self._pool.disown(block)
-        self._count(arriving, len(arrived))
+        if arriving.state is not None and self._kept_states is not None:
+            self._kept_states.end(arriving.state, arrived)
+        self._count(arriving, arrived)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence may be looked up again: it has lost what it had."""
         self._looked_up.discard(sequence)
 
-    def _count(self, arriving: _Arriving, num_blocks: int) -> None:
+    def _count(self, arriving: _Arriving, arrived: set[bytes]) -> None:
         reads, elapsed_s = self.reads, arriving.reading.elapsed_s
+        num_blocks = sum(key in arrived for key, _ in arriving.wanted)
+        pieces = [] if arriving.state is None else arriving.state.wanted
+        is_state_here = all(key in arrived for key, _ in pieces)
+        reads.num_states += bool(pieces) and is_state_here
+        if self._kept_states is None:
+            num_tokens = num_blocks * self._block_size
+        else:
+            num_tokens = arriving.num_tokens * (is_state_here and num_blocks == len(arriving.wanted))
         reads.num_blocks += num_blocks
-        reads.num_tokens += num_blocks * self._block_size
+        reads.num_tokens += num_tokens
         reads.read_s += elapsed_s
-        spared_s = arriving.compute_s * num_blocks / len(arriving.wanted)
+        spared_s = arriving.compute_s * num_tokens / arriving.num_tokens
         reads.saved_s += max(0.0, spared_s - elapsed_s)
