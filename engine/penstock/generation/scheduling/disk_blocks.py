@@ -10,51 +10,22 @@ import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from penstock.generation.scheduling.block_pool import BlockPool
+from penstock.generation.scheduling.moving.block_store import BlockStore, Reading
 from penstock.generation.scheduling.prefix_cache import PrefixCache
+from penstock.generation.scheduling.sequence_group import together
 from penstock.generation.sequence import Sequence
-from penstock.metrics import KVDiskReads
-
-
-class Reading(Protocol):
-    """Blocks on their way from disk."""
-
-    @property
-    def is_done(self) -> bool:
-        """All are there that will come, or they take longer than they may."""
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the beginning, or until the last block was there."""
-
-    def end(self) -> set[bytes]:
-        """The keys of the blocks that have arrived; no other block is written from now on."""
-
-
-class BlockStore(Protocol):
-    """Keeps blocks by key, on disk."""
-
-    def __contains__(self, key: object) -> bool: ...
-
-    def offer(self, block: int, key: bytes, parent: bytes, is_unchanged: Callable[[], bool]) -> None:
-        """This block is computed, and may be kept as long as it is unchanged. `parent`: the key of the block
-        before it in the text; b"" if there is none."""
-
-    def expected_read_s(self, num_blocks: int) -> float:
-        """What reading so many blocks should take."""
-
-    def read(self, wanted: list[tuple[bytes, int]], limit_s: float) -> Reading:
-        """Begin to read (key, block) pairs, which take `limit_s` seconds at most."""
+from penstock.metrics import KVDiskReads, Preemptions
 
 
 @dataclass(frozen=True)
 class _Arriving:
     reading: Reading
-    #: Blocks that the reading holds: some were in the cache already, the others are read, with their keys.
+    #: Blocks that the reading holds: some were in the cache already, the others are read, with their keys and
+    #: the tokens that the keys stand for.
     held: list[int]
-    wanted: list[tuple[bytes, int]]
+    wanted: list[tuple[bytes, int, int]]
     #: What computing the tokens would take; 0: unknown.
     compute_s: float
 
@@ -66,16 +37,16 @@ class DiskBlocks:
         self,
         pool: BlockPool,
         prefix_cache: PrefixCache,
-        block_size: int,
         store: BlockStore | None,
         compute_s: Callable[[int], float],
+        preemptions: Preemptions,
     ) -> None:
         """compute_s: tokens of a prompt -> seconds that computing them takes; 0: unknown, and then blocks are
-        read. Without a store nothing is done."""
+        read. `preemptions` counts what preempted sequences find. Without a store nothing is done."""
         self.reads = KVDiskReads()
+        self._preemptions = preemptions
         self._pool = pool
         self._prefix_cache = prefix_cache
-        self._block_size = block_size
         self._store = store
         self._compute_s = compute_s
         self._arriving: dict[Sequence, _Arriving] = {}
@@ -94,16 +65,26 @@ class DiskBlocks:
         if num_missing(sequence) > self._pool.num_free:
             return
         self._looked_up.add(sequence)
-        held, keys = self._prefix_cache.find_with(sequence, self._store)
-        num_tokens = len(keys) * self._block_size
+        held, keys = self._find(sequence)
+        num_tokens = sum(keys.values())
         compute_s = self._compute_s(num_tokens) if keys else 0.0
         if not keys or 0 < compute_s <= self._store.expected_read_s(len(keys)):
             return
         for block in held:
             self._pool.own(block)
-        wanted = [(key, self._pool.take()) for key in keys]
-        reading = self._store.read(wanted, compute_s or math.inf)
+        wanted = [(key, self._pool.take(), num_keyed) for key, num_keyed in keys.items()]
+        reading = self._store.read([(key, block) for key, block, _ in wanted], compute_s or math.inf)
         self._arriving[sequence] = _Arriving(reading, held, wanted, compute_s)
+
+    def _find(self, sequence: Sequence) -> tuple[list[int], dict[bytes, int]]:
+        """What is kept of a sequence and its group: blocks in the cache, and the keys of others with the
+        tokens that these stand for."""
+        held, keys = list[int](), dict[bytes, int]()
+        for member in together(sequence):
+            here, elsewhere = self._prefix_cache.find_with(member, self._store or ())
+            held += here
+            keys |= elsewhere
+        return held, keys
 
     def land(self) -> None:
         """Blocks that have arrived can be found from now on."""
@@ -116,22 +97,28 @@ class DiskBlocks:
         if arriving is None:
             return
         arrived = arriving.reading.end()
-        for key, block in arriving.wanted:
+        num_tokens = 0
+        for key, block, num_keyed in arriving.wanted:
             if key in arrived:
-                self._pool.set_key(block, key, self._block_size)
+                self._pool.set_key(block, key, num_keyed)
+                num_tokens += num_keyed
         # The last ones give way first: a prefix without its beginning can't be found.
-        for block in reversed([*arriving.held, *(block for _, block in arriving.wanted)]):
+        for block in reversed([*arriving.held, *(block for _, block, _ in arriving.wanted)]):
             self._pool.disown(block)
-        self._count(arriving, len(arrived))
+        self._count(sequence, arriving, len(arrived), num_tokens)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence may be looked up again: it has lost what it had."""
         self._looked_up.discard(sequence)
 
-    def _count(self, arriving: _Arriving, num_blocks: int) -> None:
+    def _count(self, sequence: Sequence, arriving: _Arriving, num_blocks: int, num_tokens: int) -> None:
         reads, elapsed_s = self.reads, arriving.reading.elapsed_s
         reads.num_blocks += num_blocks
-        reads.num_tokens += num_blocks * self._block_size
+        reads.num_tokens += num_tokens
         reads.read_s += elapsed_s
-        spared_s = arriving.compute_s * num_blocks / len(arriving.wanted)
-        reads.saved_s += max(0.0, spared_s - elapsed_s)
+        computed_s = arriving.compute_s * num_blocks / len(arriving.wanted)
+        saved_s = max(0.0, computed_s - elapsed_s)
+        reads.saved_s += saved_s
+        if sequence.was_preempted:
+            self._preemptions.moved_tokens += num_tokens
+            self._preemptions.saved_s += saved_s
