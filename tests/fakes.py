@@ -25,6 +25,7 @@ from penstock.generation.sequence import FinishReason
 from penstock.memory.planning.cost import UNKNOWN
 from penstock.memory.planning.plan import LayerPlacement, MemoryPlan
 from penstock.metrics import EngineMetrics
+from penstock.nodes.member import NodeStatus
 from penstock.spec import ModelSpec
 from penstock.text.prompt_forms import PromptForms
 from penstock_server.facade import inside
@@ -134,7 +135,7 @@ class FakeModel:
         self.max_model_len = max_model_len
         self.metrics = EngineMetrics()
         self.config = EngineConfig()
-        self.leader: Any = None
+        self.nodes: tuple[NodeStatus, ...] = ()
         self.streamer = SimpleNamespace(
             current_layer=None, layer_places={}, tiers=SimpleNamespace(nearest_experts=None)
         )

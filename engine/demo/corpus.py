@@ -625,7 +625,7 @@ EXCHANGES: tuple[tuple[Callable[[random.Random], Turns], int], ...] = (
     (calendar, 5),
     (small_fact, 14),
     (topic, 8),
-    (listing, 7),
+    (listing, 14),
     (verse, 6),
     (how_to, 4),
     (talk, 14),
@@ -704,7 +704,7 @@ def documents(seed: int) -> Iterator[Document]:
 
 
 def documents_with_tools(seed: int) -> Iterator[Document]:
-    """The same, and as many chats with tools."""
+    """The same, and two chats with tools for every three of these."""
     rng, others = random.Random(seed), documents(seed + 1)
     while True:
-        yield chat_with_tools(rng) if rng.random() < 0.5 else next(others)
+        yield chat_with_tools(rng) if rng.random() < 0.4 else next(others)

@@ -134,7 +134,7 @@ class Recipe:
     long_share: float = LONG_STEPS
 
 
-ANEW = Recipe(documents, TRAIN_SEED, PEAK_LR, SHORT, CHAT_TEMPLATE)
+ANEW = Recipe(documents_with_tools, TRAIN_SEED, PEAK_LR, CONTEXT, TOOL_TEMPLATE)
 FURTHER = Recipe(documents_with_tools, FURTHER_SEED, FURTHER_PEAK_LR, CONTEXT, TOOL_TEMPLATE)
 
 

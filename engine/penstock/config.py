@@ -81,6 +81,34 @@ class KernelTuning:
 
 
 @dataclass(frozen=True)
+class KVEventsConfig:
+    """Events of the prefix cache for routers, over ZeroMQ. Names and defaults are vLLM's."""
+
+    #: Where the PUB socket is. It is bound if there is a "*" or "::" in its address, and for ipc:// and
+    #: inproc://; else it connects.
+    endpoint: str = "tcp://*:5557"
+    #: Where a ROUTER socket sends batches again that a subscriber has missed. None: nowhere.
+    replay_endpoint: str | None = None
+    #: Batches that are kept for that. A step is a batch.
+    buffer_steps: int = 10_000
+    #: Batches that may wait for one subscriber, and those that may wait to be sent at all.
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("buffer_steps", "hwm", "max_queue_size"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ConfigError(f"kv_events: {name} is {value!r}; it must be a whole number, at least 1")
+        for name in ("endpoint", "replay_endpoint", "topic"):
+            value = getattr(self, name)
+            is_left_out = value is None and name == "replay_endpoint"
+            if not is_left_out and (not isinstance(value, str) or (not value and name != "topic")):
+                raise ConfigError(f"kv_events: {name} is {value!r}; write a text such as tcp://*:5557")
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """What a user may decide about an engine. "auto" and None are resolved when it starts."""
 
@@ -140,6 +168,8 @@ class EngineConfig:
     #: A folder for a temporary file with the keys and values that have no room in memory, so that a sequence
     #: may be longer than the KV cache. None: the folder of kv_disk, if max_model_len asks for it.
     kv_spill: str | None = None
+    #: Tell routers which blocks the prefix cache holds. None: nobody is told.
+    kv_events: KVEventsConfig | None = None
     #: Layers that stay in memory; the others are read in each sweep. None: as many as fit.
     num_resident_layers: int | None = None
     #: Threads for arithmetic. None: the physical cores this process may use.
@@ -302,6 +332,10 @@ class EngineConfig:
             raise ConfigError("kv_disk_bytes says how much a folder may hold: name the folder (kv_disk)")
         if self.kv_disk is not None and not self.enable_prefix_caching:
             raise ConfigError("kv_disk keeps what the prefix cache finds: enable_prefix_caching must be on")
+        if self.kv_events is not None and not self.enable_prefix_caching:
+            raise ConfigError(
+                "kv_events tell of what the prefix cache holds: enable_prefix_caching must be on"
+            )
         if self.kv_spill is not None and self.draft_with_planes:
             raise ConfigError(
                 "kv_spill is for sequences that are longer than the KV cache, and upper planes that guess "

@@ -13,7 +13,7 @@ from penstock.drafters.draft_model import DraftModel
 from penstock.drafters.loading import ModelSource, load_with_guesses
 from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
-from penstock.errors import CheckpointError, UnsupportedModel
+from penstock.errors import STEP_ERRORS, UnsupportedModel
 from penstock.generation.drafting.asking import Guesser
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
@@ -34,11 +34,14 @@ from penstock.generation.requests.request_limits import BeamRoom, RequestLimits
 from penstock.generation.requests.request_table import RequestTable
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.block_manager import BlockManager
+from penstock.generation.scheduling.events.block_log import BlockLog
 from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import FinishReason
 from penstock.generation.step_meter import StepMeter
 from penstock.kv_disk.opening import open_kv_disk
+from penstock.kv_events.opening import check_events, open_publisher
+from penstock.kv_events.publisher import Publisher
 from penstock.loader import Model
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_disk.kv_store import KVStore
@@ -47,6 +50,7 @@ from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.spare_memory import SpareMemory
 from penstock.nodes.leader import Leader
+from penstock.nodes.member import NodeStatus
 from penstock.nodes.piped_steps import PipedSteps
 from penstock.nodes_config import NodesConfig
 from penstock.text.prompt_forms import PromptForms
@@ -101,6 +105,7 @@ class Engine:
         draft_model: DraftModel | MTPDrafter | None = None,
         kv_disk: KVStore | None = None,
         leader: Leader | None = None,
+        publisher: Publisher | None = None,
     ) -> None:
         """Engine.load() makes the parts from a model's name. `predict` says how long a step of (num_tokens,
         num_sampled) should take by what was measured of the hardware."""
@@ -146,6 +151,9 @@ class Engine:
         self.metrics = self.meter.metrics
         #: Keeps blocks of keys and values on disk, if the config asks for that.
         self.kv_disk = kv_disk
+        self._publisher = publisher
+        self._block_log = BlockLog(config.block_size) if publisher is not None else None
+        self.metrics.kv_events = publisher.stats if publisher is not None else None
         blocks = self._block_manager(kv_disk)
         if config.draft_with_planes:
             check_planes(model, plan)
@@ -185,6 +193,8 @@ class Engine:
             StatePool(plan.num_state_slots, plan.num_state_sequences),
             kv_disk,
             lambda num_tokens: meter.prompt_s(num_tokens, config.max_num_batched_tokens),
+            None if kv_disk is None else kv_disk.pieces,
+            self._block_log,
         )
 
     @classmethod
@@ -220,7 +230,9 @@ class Engine:
         """
         config = config or EngineConfig()
         with contextlib.ExitStack() as undo:
-            leader = None
+            leader, publisher = None, open_publisher(config)
+            if publisher is not None:
+                undo.callback(publisher.close)
             if nodes is not None:
                 config = replace(config, mtp="off" if config.mtp == "auto" else config.mtp)
                 tell = report_progress or (lambda loaded, total: None)
@@ -233,6 +245,7 @@ class Engine:
             kv_disk = open_kv_disk(loaded.model, loaded.plan, loaded.config, disk)
             if kv_disk is not None:
                 undo.callback(kv_disk.close)
+            check_events(loaded.config, loaded.model.spec)
             engine = cls(
                 loaded.model,
                 loaded.plan,
@@ -242,6 +255,7 @@ class Engine:
                 draft_model,
                 kv_disk,
                 leader,
+                publisher,
             )
             for name, adapter in config.adapters:
                 engine.adapters.load(name, adapter)
@@ -263,6 +277,8 @@ class Engine:
         self.grammars.close()
         if self.kv_disk is not None:
             self.kv_disk.close()
+        if self._publisher is not None:
+            self._publisher.close()
         if self.leader is not None:
             self.leader.close()
         self.model.close()
@@ -278,6 +294,14 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or (self.piped is not None and self.piped.num_flights > 0)
+
+    @property
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        """All machines that compute the model's layers, by rank; () where one computes all. Safe from any
+        thread."""
+        if self.leader is None or self.piped is None:
+            return ()
+        return (self.piped.own_status(self.plan), *self.leader.status())
 
     def validate(self, request: GenerationRequest) -> ValidRequest:
         """RequestLimits.validate(): the request, if it can be computed. Safe from any thread."""
@@ -311,8 +335,15 @@ class Engine:
         step's requests are ended then, and the engine goes on.
 
         On several machines, several steps are on their way: step() ends the oldest, or returns [] after a
-        moment. StepFailed then also says that a machine has been away for too long.
+        moment. MachineAway, a StepFailed, then says that a machine has been away for too long.
         """
+        try:
+            return self._step(aborted)
+        finally:
+            if self._publisher is not None and self._block_log is not None:
+                self._publisher.publish(self._block_log.take())
+
+    def _step(self, aborted: Set[str]) -> list[RequestOutput]:
         if self.piped is not None:
             return self.piped.step(aborted)
         self.meter.begin()
@@ -332,7 +363,7 @@ class Engine:
         except Cancelled:
             self.scheduler.rollback(batch)
             return []
-        except CheckpointError as error:
+        except STEP_ERRORS as error:
             failure = self.requests.fail(batch, error)
             self.meter.look_at(self.scheduler)
             raise failure from error

@@ -23,7 +23,9 @@ PenstockError
 │   ├── TooFewAnswers          a beam search found fewer answers than it had to return
 │   ├── QueueTimeout           the request waited for its first step until its time was up
 │   └── DeadlineExceeded       the request's time was up before its answer ended
+├── HandoverError              the processor could not compute its share of a product beside a card
 ├── StepFailed                 a layer could not be read: the step's requests are lost, the engine goes on
+│   └── MachineAway            another machine that computes some of the layers is away
 └── EngineDead                 the engine thread ended; nothing more will be computed
     └── EngineStopped          the engine thread ended because it was told to
 """
@@ -157,12 +159,21 @@ class DeadlineExceeded(RequestFailed):
     """The request's time was up before its answer ended."""
 
 
+class HandoverError(PenstockError):
+    """The processor could not compute its share of a product beside a card."""
+
+
 class StepFailed(PenstockError):
-    """A layer could not be read, so the requests of one step could not be computed."""
+    """A layer could not be read or computed, so the requests of one step could not be computed."""
 
     def __init__(self, request_ids: list[str], message: str) -> None:
         super().__init__(message)
         self.request_ids = request_ids
+
+
+class MachineAway(StepFailed):
+    """A machine that computes some of the layers has been away for longer than requests wait for it. They
+    could be taken when the machine is back."""
 
 
 class EngineDead(PenstockError):
@@ -171,3 +182,7 @@ class EngineDead(PenstockError):
 
 class EngineStopped(EngineDead):
     """The engine was told to stop."""
+
+
+#: What ends the requests of a step and not the engine: StepFailed tells the caller.
+STEP_ERRORS = (CheckpointError, HandoverError)

@@ -25,6 +25,8 @@ class KVDiskReads:
     """What came from disk for sequences that waited, since the start."""
 
     num_blocks: int = 0
+    #: Recurrent states that came as wholes.
+    num_states: int = 0
     #: Tokens that were not computed therefore.
     num_tokens: int = 0
     #: Seconds in which sequences waited, and those that computing would have taken longer; 0 where the rates
@@ -68,6 +70,16 @@ class KVDiskStats:
     #: Bytes that were read and whole.
     read_bytes: int = 0
     reads: KVDiskReads = field(default_factory=KVDiskReads)
+
+
+@dataclass
+class KVEventStats:
+    """Batches of events for routers (--kv-events-config) since the start: those that were sent, their bytes,
+    and those that were lost since too many waited."""
+
+    sent_batches: int = 0
+    sent_bytes: int = 0
+    dropped_batches: int = 0
 
 
 @dataclass
@@ -161,6 +173,8 @@ class EngineMetrics:
     kv_disk: KVDiskStats | None = None
     #: None where all blocks of the KV cache are in memory.
     kv_spill: KVSpillStats | None = None
+    #: None without events for routers.
+    kv_events: KVEventStats | None = None
     #: Tokens of all steps together.
     step_tokens: int = 0
     #: A histogram: steps whose tokens are at most STEP_TOKENS[i] and more than STEP_TOKENS[i - 1]. The last

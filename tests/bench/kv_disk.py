@@ -81,10 +81,11 @@ def restart(options: argparse.Namespace) -> None:
         read_s, answer = first_token(engine, asked)
         reads = engine.scheduler.block_manager.disk.reads
     assert (answer.token_ids, answer.logprobs) == (expected.token_ids, expected.logprobs)
-    megabytes = reads.num_blocks * store.stats.num_bytes / store.stats.num_blocks / 1e6
+    states = f" ({reads.num_states} recurrent states)" if reads.num_states else ""
+    megabytes = store.stats.read_bytes / 1e6
     print(
         f"from disk: {read_s:.2f} s, {computed_s / read_s:.0f} times sooner, the same token and "
-        f"log-probabilities; {reads.num_blocks} blocks, {megabytes:.0f} MB in {reads.read_s:.2f} s"
+        f"log-probabilities; {reads.num_blocks} blocks{states}, {megabytes:.0f} MB in {reads.read_s:.2f} s"
     )
 
 

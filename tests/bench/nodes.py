@@ -1,27 +1,30 @@
 """One model on two machines with half of the memory each, against one such machine that streams from disk.
 
-    .venv/bin/python tests/bench/nodes.py ~/.cache/penstock/shapes/tinyllama-1.1b --host-memory 700MiB
-    .venv/bin/python tests/bench/nodes.py FOLDER --host-memory 700MiB --delay 0.3ms --rate 1gbit    # as root
+    PYTHONPATH=tests .venv/bin/python tests/bench/nodes.py ~/.cache/penstock/shapes/tinyllama-1.1b \\
+        --host-memory 760MiB
 
 Both machines are processes of this one, each with one thread, in network namespaces of their own that a veth
-pair connects; --delay (there and back) and --rate are netem's. Without root rights both use the loopback
-device. Prints the step of one sequence beside the sum of its stages, and tokens/s of groups of sequences; the
-answers of both ways must be equal.
+pair connects; --rate is that of the link, --delay (there and back) is netem's, and --disk-rate that of each
+machine's disk. Without root rights both use the loopback device. Prints the step of one sequence beside the
+sum of its stages, and tokens/s of groups of sequences; the answers of both ways must be equal. What a machine
+does in a step is printed beside: a pipe is full where its slowest stage computes all the time.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from machines.network_namespaces import Link, can_make_namespaces, enter
+from machines.slow_disk import enter_group, slow_disk
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
@@ -33,7 +36,6 @@ from penstock.text.tokenizer import NoText
 from penstock_server.settings.settings import CACHE_DIR
 from penstock_server.settings.values import parse_bytes
 
-SPACES, ADDRESSES = ("penstock-a", "penstock-b"), ("10.213.7.1", "10.213.7.2")
 SECRET, PORT = "known to this benchmark", 18570
 
 
@@ -48,6 +50,7 @@ def config(options: argparse.Namespace) -> EngineConfig:
         max_num_batched_tokens=64,
         speculation="off",
         enable_prefix_caching=False,
+        activations=options.activations,
     )
 
 
@@ -77,40 +80,61 @@ class Clock:
         return call
 
 
+class Totals:
+    """What has been counted since all sequences had their first token."""
+
+    def __init__(self, engine: Engine, own: Clock) -> None:
+        self._engine, self._own = engine, own
+        self._began = self._now()
+
+    def _now(self) -> list[float]:
+        engine = self._engine
+        others_s = sum(each.busy_s for each in engine.nodes if each.rank)
+        metrics = engine.metrics
+        streamed = engine.streamer.tiers.streamed_bytes
+        return [time.perf_counter(), self._own.seconds, others_s, metrics.stall_seconds, streamed]
+
+    def of_each(self, num_steps: int, num_tokens: int) -> dict[str, float]:
+        """Seconds of a step, of which the first machine computes and waits for its disk, and the second one
+        computes; bytes that are read."""
+        total, *each = (now - then for now, then in zip(self._now(), self._began, strict=True))
+        names = "own_s", "other_s", "stall_s", "streamed_bytes"
+        found = {name: value / num_steps for name, value in zip(names, each, strict=True)}
+        return found | {"step_s": total / num_steps, "tokens_per_s": num_tokens / total}
+
+
 def run(engine: Engine, num_seqs: int, num_tokens: int) -> dict[str, Any]:
-    """Answers of `num_tokens` to short prompts: seconds from the moment when all have their first token."""
+    """Answers of `num_tokens` to short prompts."""
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=1)
     dice, found = random.Random(num_seqs), dict[str, list[str]]()
     for index in range(num_seqs):
         prompt = [dice.randrange(10, 30000) for _ in range(4)]
         engine.add(GenerationRequest(prompt, params, str(index)))
-    own, clock = Clock(), time.perf_counter
-    sweep, head = engine.executor.sweep, engine.executor.head
-    engine.executor.sweep, engine.executor.head = own.timed(sweep), own.timed(head)  # type: ignore[method-assign]
-    began_s, steps, busy_s, last_s = 0.0, 0, 0.0, 0.0
-    gained = 0
-    while engine.has_work:
-        outputs = engine.step()
-        for output in outputs:
-            known = found.setdefault(output.request_id, [])
-            known += [*map(str, output.token_ids), repr(output.logprobs)]
-            gained += len(output.token_ids) if began_s else 0
-        steps += bool(outputs and began_s)
-        if not began_s and len(found) == num_seqs:
-            began_s, own.seconds, busy_s = clock(), 0.0, others_s(engine)
-        last_s = clock()
-    del engine.executor.sweep, engine.executor.head  # type: ignore[attr-defined]
-    return {
-        "step_s": (last_s - began_s) / steps,
-        "stages_s": (own.seconds + others_s(engine) - busy_s) / steps,
-        "tokens_per_s": gained / (last_s - began_s),
-        "answers": sorted(found.items()),
-    }
+    totals, num_steps, gained = None, 0, 0
+    with timed(engine) as own:
+        while engine.has_work:
+            outputs = engine.step()
+            for output in outputs:
+                known = found.setdefault(output.request_id, [])
+                known += [*map(str, output.token_ids), repr(output.logprobs)]
+                gained += len(output.token_ids) if totals else 0
+            num_steps += bool(outputs and totals)
+            if totals is None and len(found) == num_seqs:
+                totals = Totals(engine, own)
+    assert totals is not None
+    return {**totals.of_each(num_steps, gained), "answers": sorted(found.items())}
 
 
-def others_s(engine: Engine) -> float:
-    """Seconds in which workers computed."""
-    return sum(each.busy_s for each in engine.leader.status()) if engine.leader is not None else 0.0
+@contextlib.contextmanager
+def timed(engine: Engine) -> Iterator[Clock]:
+    """The leader's layers, its head and the choice of tokens."""
+    own, sweep, sample = Clock(), engine.executor.sweep, engine.sampler.sample
+    engine.executor.sweep = own.timed(sweep)  # type: ignore[method-assign]
+    engine.sampler.sample = own.timed(sample)  # type: ignore[method-assign]
+    try:
+        yield own
+    finally:
+        del engine.executor.sweep, engine.sampler.sample  # type: ignore[attr-defined]
 
 
 def lead(options: argparse.Namespace) -> None:
@@ -119,76 +143,69 @@ def lead(options: argparse.Namespace) -> None:
         options.model, config(options), tokenizer=NoText(), hardware=hardware(options), nodes=nodes
     ) as engine:
         run(engine, 1, 3)
-        results = {str(each): run(engine, each, options.tokens) for each in (1, 32)}
+        results = {str(each): run(engine, each, options.tokens) for each in (1, 16, 32)}
         layers = engine.metrics.num_resident_layers, engine.metrics.num_streamed_layers
         print(json.dumps({"results": results, "layers": layers}))
 
 
-def connect(options: argparse.Namespace) -> None:
-    """Two namespaces with a link between them."""
-    for space in SPACES:
-        ip("netns", "add", space)
-    ip("link", "add", "pst0", "netns", SPACES[0], "type", "veth", "peer", "name", "pst1", "netns", SPACES[1])
-    for index, (space, address) in enumerate(zip(SPACES, ADDRESSES, strict=True)):
-        ip("-n", space, "addr", "add", f"{address}/24", "dev", f"pst{index}")
-        ip("-n", space, "link", "set", f"pst{index}", "up")
-        ip("-n", space, "link", "set", "lo", "up")
-        if options.delay or options.rate:
-            delay = f"{float(options.delay.removesuffix('ms') or 0) / 2}ms"
-            netem = ["tc", "-n", space, "qdisc", "add", "dev", f"pst{index}", "root", "netem", "delay", delay]
-            done = subprocess.run([*netem, *(["rate", options.rate] if options.rate else [])], check=False)
-            if done.returncode:
-                sys.exit("this system has no netem: leave --delay and --rate out")
+def slow_down(options: argparse.Namespace, link: Link) -> None:
+    if options.rate:
+        link.shape("tbf", "rate", options.rate, "burst", "256kb", "latency", "100ms")
+    if options.delay:
+        link.shape("netem", "delay", f"{float(options.delay.removesuffix('ms')) / 2}ms")
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True)
-
-
-def part(options: argparse.Namespace, name: str, address: str, space: str = "") -> list[str]:
-    inside = ["ip", "netns", "exec", space] if space else []
-    memory = ["--host-memory", str(options.host_memory), "--tokens", str(options.tokens)]
-    return [
-        *inside,
-        sys.executable,
-        __file__,
-        str(options.model),
-        *memory,
-        "--part",
-        name,
-        "--address",
-        address,
-    ]
+def command(options: argparse.Namespace, name: str, link: Link | None, groups: dict[str, Path]) -> list[str]:
+    """A part of this benchmark as a process of its own."""
+    space = link.spaces[name == "work"] if link else ""
+    address = link.addresses[0] if link else "127.0.0.1"
+    given = {
+        "host-memory": options.host_memory, "tokens": options.tokens, "activations": options.activations,
+        "group": groups.get(name, ""), "part": name, "address": address, "space": space,
+    }  # fmt: skip
+    flags = [word for flag, value in given.items() for word in (f"--{flag}", str(value))]
+    return [sys.executable, __file__, str(options.model), *flags]
 
 
 def both(options: argparse.Namespace) -> None:
-    has_root = os.geteuid() == 0
-    spaces, address = (SPACES, ADDRESSES[0]) if has_root else (("", ""), "127.0.0.1")
-    try:
-        if has_root:
-            connect(options)
-        worker = subprocess.Popen(part(options, "work", address, spaces[1]))
+    with contextlib.ExitStack() as stack:
+        link = stack.enter_context(Link()) if can_make_namespaces() else None
+        if link is not None:
+            slow_down(options, link)
+        elif options.rate or options.delay:
+            sys.exit("--rate and --delay need root rights")
+        groups = {
+            name: stack.enter_context(slow_disk(f"penstock-{name}", options.model, options.disk_rate))
+            for name in (("work", "lead", "alone") if options.disk_rate else ())
+        }
+        worker = subprocess.Popen(command(options, "work", link, groups))
         try:
-            two = json.loads(subprocess.check_output(part(options, "lead", address, spaces[0])))
+            two = json.loads(subprocess.check_output(command(options, "lead", link, groups)))
         finally:
             worker.terminate()
             worker.wait()
-    finally:
-        for space in SPACES if has_root else ():
-            subprocess.run(["ip", "netns", "del", space], check=False)
-    alone = json.loads(subprocess.check_output(part(options, "alone", address)))
+        alone = json.loads(subprocess.check_output(command(options, "alone", None, groups)))
     print("layers resident and streamed: two machines (leader)", two["layers"], "one", alone["layers"])
     for name, found in two["results"].items():
-        one = alone["results"][name]
-        assert found["answers"] == one["answers"], "the answers differ"
-        stages, speed = found["step_s"] / found["stages_s"], found["tokens_per_s"] / one["tokens_per_s"]
-        print(
-            f"{name:>2} sequences: a step {found['step_s'] * 1e3:.1f} ms, its stages "
-            f"{found['stages_s'] * 1e3:.1f} ms ({stages:.3f}x)"
-        )
-        print(
-            f"   {found['tokens_per_s']:.2f} tokens/s, one machine {one['tokens_per_s']:.2f} ({speed:.2f}x)"
-        )
+        report(name, found, alone["results"][name])
+
+
+def report(name: str, two: dict[str, Any], one: dict[str, Any]) -> None:
+    assert two["answers"] == one["answers"], "the answers differ"
+    stages_s = two["own_s"] + two["other_s"]
+    full = max(two["own_s"], two["other_s"]) / two["step_s"]
+    ms = {key: f"{1e3 * value:.0f} ms" for key, value in two.items() if key.endswith("_s")}
+    print(
+        f"{name:>2} sequences, two machines: {two['tokens_per_s']:.2f} tokens/s, a step every "
+        f"{ms['step_s']}; {ms['own_s']} and {ms['other_s']} at the machines "
+        f"({two['step_s'] / stages_s:.3f}x of the sum, the slower one computes {full:.0%} of the time)"
+    )
+    ratio, gbps = two["tokens_per_s"] / one["tokens_per_s"], one["streamed_bytes"] / one["step_s"] / 1e9
+    print(
+        f"   one machine: {one['tokens_per_s']:.2f} tokens/s ({ratio:.2f}x), a step "
+        f"{1e3 * one['step_s']:.0f} ms, which waits {1e3 * one['stall_s']:.0f} ms for the disk "
+        f"({one['streamed_bytes'] / 1e6:.0f} MB, {gbps:.2f} GB/s)"
+    )
 
 
 def main() -> None:
@@ -196,12 +213,23 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--host-memory", type=parse_bytes, required=True, help="of each machine")
     parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--activations", choices=("int16", "int8"), default="int16")
+    parser.add_argument("--disk-rate", type=parse_bytes, default=0, help="of each machine's disk, a second")
     parser.add_argument("--delay", default="", help="there and back, such as 0.3ms")
-    parser.add_argument("--rate", default="", help="such as 1gbit")
+    parser.add_argument("--rate", default="", help="of the link, such as 1gbit")
     parser.add_argument("--part", choices=("both", "lead", "work", "alone"), default="both")
     parser.add_argument("--address", default="")
+    parser.add_argument("--space", default="")
+    parser.add_argument("--group", default="")
     options = parser.parse_args()
-    {"both": both, "lead": lead, "alone": lead, "work": work}[options.part](options)
+    if options.part == "both":
+        both(options)
+        return
+    if options.space:
+        enter(options.space)
+    if options.group:
+        enter_group(Path(options.group))
+    {"lead": lead, "alone": lead, "work": work}[options.part](options)
 
 
 if __name__ == "__main__":

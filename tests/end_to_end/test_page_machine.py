@@ -17,6 +17,7 @@ from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.planner import plan_memory
 from penstock.metrics import KVDiskReads, KVDiskStats, StepStats, Traffic
 from penstock.model.known_shapes import find_shape
+from penstock.nodes.member import NodeStatus
 from penstock_server.commands.planning.footprints import footprint_of
 from server.models.pools import Fakes
 
@@ -264,3 +265,34 @@ def test_the_machine_of_the_model_that_was_chosen(open_page: OpenPage) -> None:
         expect(state).to_have_text("ready")
         with page.expect_request("**/v1/engine/stats?model=b"):
             pass
+
+
+def test_several_machines(open_page: OpenPage) -> None:
+    """What each has and takes, also before anything is computed; who is away, and for how long."""
+    engine = planned_engine()
+    own = NodeStatus(0, "", "ready", "", (0, 30), 30, 5 << 30, 6 << 30, 30, True, 0, 0.0, 0, None, 0.075)
+    other = NodeStatus(
+        1, "10.0.0.2:5", "ready", "", (30, 48), 18, 3 << 30, 4 << 30, 18, True, 0, 0.0, 0, None, 0.025
+    )
+    engine.model.nodes = (own, other)
+    with serving(engine) as url:
+        page = open_page(url)
+        first, second = (page.locator(".reading", has_text=f"Machine {rank}") for rank in (0, 1))
+        expect(page.locator("#caption")).to_have_text(re.compile("^Machine 0: 48 layers"))
+        expect(first).to_contain_text("75%")
+        expect(first).to_contain_text("of a step, 75 ms; layers 1 to 30, 5.00 GiB of 6.00 GiB")
+        expect(second).to_contain_text("25%")
+        expect(second).to_contain_text("layers 31 to 48, 3.00 GiB of 4.00 GiB")
+        engine.model.nodes = replace(own, num_steps=10, busy_s=0.5), replace(other, num_steps=10, busy_s=0.5)
+        expect(second).to_contain_text("50%")
+        engine.model.nodes = own, replace(other, state="away", away_s=12.0)
+        expect(second).to_contain_text("away, 12.0 s")
+        expect(page.locator("#state")).to_have_text("waits for machine 1")
+        page.reload()  # probes say 503 meanwhile, and the page is there
+        expect(second).to_contain_text("away, 12.0 s")
+        engine.model.nodes = own, replace(other, state="loading")
+        expect(second).to_contain_text("reading")
+        engine.model.nodes = own, replace(other, state="failed", reason="rank 1 has no room")
+        expect(second).to_contain_text("rank 1 has no room")
+        engine.model.nodes = own, other
+        expect(page.locator("#state")).to_have_text("ready")

@@ -79,10 +79,10 @@ def work(folder: str, seed: int) -> None:
             print(stats.reads.num_blocks, stats.written_blocks, stats.corrupt_blocks, flush=True)
 
 
-def kill_some(rounds: int, folder: Path, seed: int = 0) -> Iterator[tuple[int, int]]:
+def kill_some(rounds: int, folder: Path, seed: int = 0, model: str = "Llama") -> Iterator[tuple[int, int]]:
     """Kill so many engines. Yields what became of each one's blocks: (read, written). Raises AssertionError
     for a wrong answer, and for a block on disk that is not whole."""
-    build("Llama", folder / "model")
+    build(model, folder / "model")
     with Engine.load(folder / "model", PLAIN, tokenizer=NoText()) as engine:
         done = [engine.generate([prompt], PARAMS)[0] for prompt in prompts()]
     (folder / "expected").write_bytes(pickle.dumps([(each.token_ids, each.logprobs) for each in done]))
@@ -123,10 +123,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="kills engines that keep keys and values on disk")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", default="Llama", help="a name of tiny_models.py, such as LFM2")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         total = [0, 0]
-        for number, counts in enumerate(kill_some(options.rounds, Path(folder), options.seed), start=1):
+        killed = kill_some(options.rounds, Path(folder), options.seed, options.model)
+        for number, counts in enumerate(killed, start=1):
             total = [before + new for before, new in zip(total, counts, strict=True)]
             print(f"\r{number} killed: {total[0]} blocks read, {total[1]} written", end="", file=sys.stderr)
     print(f"\n{options.rounds} engines were killed: every answer was right, every block on disk was whole")

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
+import statistics
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+
+from tokenizers import Tokenizer
 
 import penstock.demo_model
 from penstock.engine import Engine
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.text.chat import render_chat
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "engine" / "demo"))
+import train  # noqa: E402
+from corpus import documents_with_tools  # noqa: E402
+
 FOLDER = Path(penstock.demo_model.__file__ or "").parent
 ANIMALS = ("fox", "bear", "cat", "owl", "frog", "hedgehog", "dragon", "robot")
 OBJECTS = ("bell", "key", "lantern", "scarf", "kite", "book")
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Get the weather of a city", "parameters": CITY},
+}
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +88,46 @@ def test_lists_have_as_many_things_as_asked_for(engine: Engine) -> None:
     (text,) = answers(engine, ["List three things one finds in a kitchen."], 40)
     things = re.findall(r"^\d+\. (.+)$", text, re.MULTILINE)
     assert len(things) == 3 == len(set(things))
+
+
+def test_it_calls_a_tool_and_answers_from_the_result(engine: Engine) -> None:
+    """The call has the form that the server reads, and the city that was asked for."""
+    for city in ("Paris", "Tokyo", "Berlin", "Rome"):
+        messages: list[dict[str, Any]] = [{"role": "user", "content": f"What is the weather in {city}?"}]
+        params = SamplingParams(temperature=0, max_tokens=60)
+        (asked,) = engine.generate([render_chat(engine.tokenizer, messages, tools=[WEATHER])], params)
+        body = re.fullmatch(r"<tool_call>\n(.+)\n</tool_call>", asked.text)
+        assert body is not None, asked.text
+        call = json.loads(body[1])
+        assert call == {"name": "get_weather", "arguments": {"city": city}}
+        messages += [
+            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+            {"role": "tool", "content": '{"temperature": 21, "sky": "sunny"}'},
+        ]
+        (told,) = engine.generate([render_chat(engine.tokenizer, messages, tools=[WEATHER])], params)
+        assert city in told.text and "21" in told.text and "sunny" in told.text
+
+
+def test_tools_that_do_not_bear_on_a_question_are_not_called(engine: Engine) -> None:
+    asked = [{"role": "user", "content": "Tell me a story about a fox."}]
+    prompt = render_chat(engine.tokenizer, asked, tools=[WEATHER])
+    (told,) = engine.generate([prompt], SamplingParams(temperature=0, max_tokens=200))
+    assert "fox" in told.text and "<tool_call>" not in told.text
+
+
+def test_all_4096_positions_are_as_good_as_the_first(engine: Engine) -> None:
+    """Texts like those that it learned, one behind the other: a token far back is about as likely."""
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    stream = itertools.chain.from_iterable(train.encode(tokenizer, each) for each in documents_with_tools(97))
+    ids, is_learned = zip(*itertools.islice(stream, 4000), strict=True)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    (read,) = engine.generate([list(ids)], params)
+    found = [0.0, *(each.logprob for each in (read.prompt_logprobs or [])[1:])]
+
+    def mean(first: int, end: int) -> float:
+        return statistics.mean(found[index] for index in range(first, end) if is_learned[index])
+
+    assert mean(3000, 4000) > mean(0, 1000) - 0.3
 
 
 def test_transformers_opens_it_and_goes_on_alike(engine: Engine) -> None:

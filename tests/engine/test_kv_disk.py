@@ -241,6 +241,3 @@ def test_what_can_not_be_kept_is_refused(llama: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="can't be made"):
         Engine.load(llama, replace(kept(tmp_path), kv_disk=str(tmp_path / "file" / "kv")), tokenizer=Ids())
-    build("LFM2", tmp_path / "recurrent")
-    with pytest.raises(ConfigError, match="recurrent states"):
-        Engine.load(tmp_path / "recurrent", kept(tmp_path), tokenizer=Ids())

@@ -232,8 +232,9 @@ def test_checksums_that_nobody_wants_end_at_once(tmp_path: Path) -> None:
     assert kept.known([file]) is None
 
 
-def test_engines_that_are_killed_leave_whole_blocks_alone(tmp_path: Path) -> None:
-    counts = list(kill_some(2, tmp_path, seed=3))
+@pytest.mark.parametrize("model", ["Llama", "LFM2"])
+def test_engines_that_are_killed_leave_whole_blocks_alone(model: str, tmp_path: Path) -> None:
+    counts = list(kill_some(2, tmp_path, seed=3, model=model))
     assert len(counts) == 2
 
 
@@ -250,4 +251,5 @@ def test_a_summary_says_what_a_shelf_holds(tmp_path: Path) -> None:
         "num_bytes": PAGE,
         "oldest_s": 0,
         "newest_s": 0,
+        "num_pieces": 0,
     }

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -21,12 +21,12 @@ from penstock.errors import ConfigError
 from penstock.nodes.door import Door
 from penstock.nodes.identity import own_program
 from penstock.nodes.member import Member, MemberLost
+from penstock.nodes.orders import Order, Planned
 from penstock.nodes.step_frames import read_step
 from penstock.nodes.wire import handshake
 from penstock.nodes.wire.channel import Channel
 from penstock.nodes.wire.frames import Frame, Kind, WireError, read_frame
 from penstock.nodes.wire.handshake import Refused
-from penstock.nodes.wire.peer import Peer
 from penstock.nodes_config import NodesConfig
 
 ARRAYS = {
@@ -230,11 +230,30 @@ def test_a_worker_that_comes_back_at_once_is_there() -> None:
     member = Member(1, lambda member, frame: None, lambda: joined.append(member.is_connected))
     one, other = (Channel(each, timeout_s=10) for each in socket.socketpair())
     with closing(one), closing(other):
-        member.join(Peer(one, 10.0, member.take, member.lose))
-        member.lose("the test")
+        member.join(one, 10.0)
+        assert member.peer is not None
+        member.peer.close("the test")
         assert joined == [True, False] and member.state == "away"
         with pytest.raises(MemberLost):
             member.ask("plan", {})
+
+
+def test_a_worker_that_is_lost_with_its_last_answer_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would get steps that never arrive."""
+    member = Member(1, lambda member, frame: None, lambda: None)
+    member.order = Order("m", "", {}, 1, 2)
+    one, other = (Channel(each, timeout_s=10) for each in socket.socketpair())
+
+    def ask(what: str, fields: dict[str, Any]) -> dict[str, Any]:
+        assert member.peer is not None
+        member.peer.close("lost behind its answer")
+        return asdict(Planned(16, 1, 1, 1, []))
+
+    monkeypatch.setattr(member, "ask", ask)
+    with closing(one), closing(other):
+        member.join(one, 10.0)
+        member.load()
+    assert member.ready is None and member.state == "away"
 
 
 def test_a_proof_can_not_be_played_back() -> None:

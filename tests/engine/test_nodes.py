@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,26 @@ from drafters import Forest, Oracle
 from node_cluster import CONFIG, OWN, Cluster, cluster
 from test_convert import Ids
 from tiny_models import build
+from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
-from penstock.errors import ConfigError, PenstockError, StepFailed, UnsupportedModel
+from penstock.errors import (
+    ConfigError,
+    HandoverError,
+    MachineAway,
+    PenstockError,
+    StepFailed,
+    UnsupportedModel,
+)
+from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.requests.generation_request import BeamParams, GenerationRequest, SamplingParams
 from penstock.memory.hardware import capacities
 from penstock.nodes.leader import Leader
 from penstock.nodes.member import Member
+from penstock.nodes.part import Part
 from penstock.nodes.wire.channel import Channel
+from penstock.nodes.wire.peer import Peer
 
 PROMPTS = [[5, 9, 3], [7] * 20, [11, 2], list(range(3, 90)), [7] * 20 + [4]]
 SAMPLED = SamplingParams(temperature=1, max_tokens=8, ignore_eos=True, logprobs=3, seed=5, prompt_logprobs=1)
@@ -71,8 +82,10 @@ def test_two_machines_have_the_bits_of_one(name: str, tmp_path: Path, pair: Clus
         assert engine.generate(PROMPTS, SAMPLED) == alone(tmp_path)
         assert engine.generate(PROMPTS, SAMPLED)  # with blocks of the first time
         assert_empty(engine)
-        (status,) = engine.leader.status() if engine.leader is not None else ()
-        assert status.state == "ready" and status.num_steps and status.num_losses == 0
+        own, status = engine.nodes
+        assert [each.rank for each in engine.nodes] == [0, 1] and own.layers[1] == status.layers[0]
+        assert status.state == "ready" and status.num_losses == 0 and status.away_s is None
+        assert own.num_steps == status.num_steps and own.busy_s > 0 < status.busy_s
         assert status.rounds_alike
 
 
@@ -186,6 +199,70 @@ def test_a_link_that_breaks_comes_back(llama: Path, expected: list[Completion], 
         assert_empty(engine)
 
 
+def test_a_step_to_a_worker_that_goes_and_comes_back(
+    llama: Path, expected: list[Completion], pair: Cluster
+) -> None:
+    """The step went over a connection that has ended, and never arrives, though the worker is there."""
+    with pair.engine(llama) as engine:
+        assert engine.piped is not None
+        send, times = engine.piped._pipe.send, iter(range(100))
+
+        def cut_and_send(inputs: ModelInputs, hidden: Tensor, peers: Sequence[Peer]) -> int:
+            if next(times) in (2, 7):
+                peers[0].close("the test has cut the link")
+                while first_member(engine).ready is None:
+                    threading.Event().wait(0.001)
+            return send(inputs, hidden, peers)
+
+        engine.piped._pipe.send = cut_and_send  # type: ignore[method-assign]
+        assert generate(engine, {}) == expected
+        assert first_member(engine).num_losses == 2
+        assert_empty(engine)
+
+
+@pytest.mark.parametrize("side", ["leader", "worker"])
+def test_an_error_of_a_machine_ends_the_step_alone(
+    side: str, llama: Path, expected: list[Completion], pair: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The requests learn of it, and machines and other requests go on."""
+    with pair.engine(llama) as engine:
+        if side == "leader":
+            monkeypatch.setattr(engine.streamer, "synchronize", failing(HandoverError("no room")))
+        else:
+            monkeypatch.setattr(Part, "compute", failing(RuntimeError("no room")))
+        with pytest.raises(StepFailed, match="no room") as failed:
+            generate(engine, {})
+        monkeypatch.undo()
+        for request_id in {*map(str, range(len(PROMPTS)))}.difference(failed.value.request_ids):
+            engine.abort(request_id)
+        assert_empty(engine)
+        assert generate(engine, {}) == expected and not pair.faults
+        assert first_member(engine).num_losses == 0
+
+
+def failing(error: Exception) -> Callable[..., None]:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_a_worker_that_is_lost_at_each_step_does_not_hold_requests_for_ever(llama: Path) -> None:
+    """It is back before the limit, and lost before a step ends: the limit is that of all these times."""
+    with cluster(return_s=0.3) as made, made.engine(llama) as engine:
+        assert engine.piped is not None
+        send = engine.piped._pipe.send
+
+        def cut(inputs: ModelInputs, hidden: Tensor, peers: Sequence[Peer]) -> int:
+            peers[0].close("the step has ended the worker")
+            return send(inputs, hidden, peers)
+
+        engine.piped._pipe.send = cut  # type: ignore[method-assign]
+        with pytest.raises(MachineAway, match="rank 1: the step has ended"):
+            generate(engine, {})
+        assert_empty(engine)
+
+
 def test_another_worker_takes_the_place(llama: Path, expected: list[Completion], pair: Cluster) -> None:
     with pair.engine(llama) as engine:
 
@@ -199,14 +276,14 @@ def test_another_worker_takes_the_place(llama: Path, expected: list[Completion],
 
 def test_requests_end_when_a_worker_stays_away(llama: Path) -> None:
     with cluster(return_s=0.2) as made, made.engine(llama) as engine:
-        with pytest.raises(StepFailed, match="rank 1") as failed:
+        with pytest.raises(MachineAway, match="rank 1") as failed:
             generate(engine, {3: made.stop})
         assert sorted(failed.value.request_ids) == ["0", "1", "2", "3", "4"]
         assert_empty(engine)
-        with pytest.raises(StepFailed):  # and so do later ones
+        with pytest.raises(MachineAway):  # and so do later ones
             engine.generate(PROMPTS[:1], PLAIN)
         made.begin(1)
-        while first_member(engine).state != "ready":
+        while first_member(engine).ready is None:
             threading.Event().wait(0.01)
         assert len(engine.generate(PROMPTS[:1], PLAIN)[0].token_ids) == 24
 

@@ -129,6 +129,21 @@ def test_states_that_many_saw_are_copied_before_the_next_write() -> None:
     assert pool.take_copies() == ()
 
 
+def test_a_copy_from_disk_has_a_slot_that_no_sequence_needs() -> None:
+    pool = StatePool(4, 2)
+    slots = [pool.begin_read(), pool.begin_read()]
+    assert None not in slots and pool.begin_read() is None, "sequences need the others"
+    assert pool.save(b"a") is None
+    pool.end_read(slots[0] or 0, b"read")
+    pool.end_read(slots[1] or 0, None)  # it did not arrive
+    assert pool.has(b"read") and pool.save(b"a") is not None
+    pool.end_step(is_computed=True)
+    copy = pool.watch(b"read")
+    assert copy is not None and copy[0] == slots[0] and copy[1]()
+    pool.drop(b"read")
+    assert not copy[1]() and pool.watch(b"read") is None
+
+
 def test_a_copy_is_found_when_its_step_was_computed_and_gives_way_to_newer_ones() -> None:
     pool = StatePool(3, 1)
     slots = [pool.save(key) for key in (b"a", b"b", b"c")]

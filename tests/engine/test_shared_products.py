@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StepFailed
 from penstock.kernels import Matrix, SharedKernels, SplitMatrix, choose_kernels
 from penstock.kernels.cpu import NativeKernels
 from penstock.memory.handover.cuda_handover import CudaHandover
@@ -179,7 +179,7 @@ def test_faults_of_the_handover_are_caught(
 def test_an_error_of_the_processor_ends_the_step(
     checkpoint: Path, card: PretendedCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no number that was not computed becomes a token."""
+    """The step's requests alone, and no number that was not computed becomes a token."""
     with load(checkpoint) as engine:
         linear = NativeKernels.linear
 
@@ -187,7 +187,7 @@ def test_an_error_of_the_processor_ends_the_step(
             raise MemoryError("no room for a product")
 
         monkeypatch.setattr(NativeKernels, "linear", fail)
-        with pytest.raises(MemoryError, match="no room for a product"):
+        with pytest.raises(StepFailed, match="no room for a product"):
             engine.generate([[5, 9, 3]], engines.PARAMS)
         monkeypatch.setattr(NativeKernels, "linear", linear)
         assert engine.generate([[5, 9, 3]], engines.PARAMS)

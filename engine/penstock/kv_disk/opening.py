@@ -10,9 +10,11 @@ from penstock.errors import ConfigError
 from penstock.kv_disk.fingerprint import description
 from penstock.loader import Model
 from penstock.memory.hardware import DiskProfile
+from penstock.memory.kv_cache import BlockCache, KVCache
 from penstock.memory.kv_disk.kv_folder import KVFolder, usable
 from penstock.memory.kv_disk.kv_store import KVStore
 from penstock.memory.kv_disk.shelf import Shelf
+from penstock.memory.kv_disk.state_pieces import StatePieces
 from penstock.memory.pages import round_up
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.weights.checkpoints.kept_checksums import KeptChecksums
@@ -36,11 +38,6 @@ def open_kv_disk(
     measured. Raises ConfigError."""
     if config.kv_disk is None:
         return None
-    if model.spec.state_bytes:
-        raise ConfigError(
-            f"--kv-disk is not there for models with recurrent states yet, and {model.spec.architecture} is "
-            "one: leave it out"
-        )
     path = Path(config.kv_disk)
     usable(path)
     folder = KVFolder(path, config.kv_disk_bytes or DEFAULT_BYTES)
@@ -48,11 +45,13 @@ def open_kv_disk(
     files = sorted({entry.file for entry in checkpoint.entries.values()})
     kept = KeptChecksums(path / "weights.json")
     is_quick = kept.known(files) is not None or sum(file.stat().st_size for file in files) <= QUICK_BYTES
-    cache = model.executor.kv_cache
+    cache = _with_states(model, plan, folder.limit_bytes)
 
     def open_shelf(is_wanted: Callable[[], bool]) -> Shelf:
         weights = {file.name: checksum for file, checksum in kept.of(files, is_wanted).items()}
         about = description(model, config, weights)
+        if isinstance(cache, StatePieces):
+            about["state_blocks"] = cache.numbers.num_pieces
         name = f"{checkpoint.folder.name}-{about['fingerprint'][:16]}"
         return folder.open_shelf(name, about, round_up(cache.block_bytes))
 
@@ -60,3 +59,25 @@ def open_kv_disk(
     if disk is not None and plan.at_home("disk"):
         rate = min(rate, DISK_SHARE * disk.read_gbps * 1e9)
     return KVStore(folder, cache, open_shelf, is_quick, rate)
+
+
+def _with_states(model: Model, plan: MemoryPlan, limit_bytes: int) -> BlockCache:
+    """The cache's blocks, and the pieces of its recurrent states if there are some. Raises ConfigError if no
+    state can be kept."""
+    cache = model.executor.kv_cache
+    if not model.spec.state_bytes:
+        return cache
+    assert isinstance(cache, KVCache), "a cache that spills has no states"
+    if plan.num_state_slots <= plan.num_state_sequences:
+        raise ConfigError(
+            "--kv-disk keeps copies of recurrent states, and the memory has room for the states of running "
+            f"sequences only: give two states or more, --state-memory {2 * model.spec.state_bytes}"
+        )
+    pieces = StatePieces(cache)
+    needed = (pieces.numbers.num_pieces + 1) * round_up(pieces.block_bytes)
+    if needed > limit_bytes:
+        raise ConfigError(
+            f"--kv-disk-size {limit_bytes} has no room for one recurrent state of {needed} bytes: give it "
+            "some gigabytes"
+        )
+    return pieces

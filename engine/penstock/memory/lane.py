@@ -83,7 +83,7 @@ class Handover(Protocol):
     """Work for the processor beside a card: begin() and join() as kernels call them (SharedKernels)."""
 
     def check(self) -> None:
-        """Called when the lane has done everything. Raises what such work raised."""
+        """Called when the lane has done everything. Raises HandoverError if such work has failed."""
 
     def begin(self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor]) -> Tensor: ...
 

@@ -64,6 +64,9 @@ class Leader:
             Member(rank, lambda member, frame: self.on_result(member, frame), self._tell)
             for rank in range(1, nodes.num_nodes)
         )
+        #: The leader's own layers, after share().
+        self.layers = range(0)
+        self._own: Predict | None = None
         self._arithmetic = ""
         self._limit = 0
         self._joining = threading.Lock()
@@ -76,13 +79,14 @@ class Leader:
         return self._door.port
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all machines can compute."""
-        return all(member.state == "ready" for member in self.members)
+    def peers(self) -> tuple[Peer | None, ...]:
+        """The connection to each worker that takes steps; None for a worker that can't. Keys and values were
+        computed over these connections as long as all of them are the same."""
+        return tuple(member.ready for member in self.members)
 
     @property
     def missing(self) -> list[Member]:
-        return [member for member in self.members if member.state != "ready"]
+        return [member for member in self.members if member.ready is None]
 
     def status(self) -> tuple[NodeStatus, ...]:
         """Of the workers, by rank."""
@@ -123,7 +127,7 @@ class Leader:
 
     def wait_until_loaded(self) -> None:
         """Raises a worker's error."""
-        self._wait_until(lambda member: member.state == "ready")
+        self._wait_until(lambda member: member.ready is not None)
 
     def _divide(
         self, opened: OpenModel, config: EngineConfig, lane: Lane, hardware: HardwareProfile
@@ -141,6 +145,7 @@ class Leader:
             Planned.of(member.ask("plan", asdict(order)))
             for member, order in zip(self.members, orders, strict=True)
         ]
+        self.layers = ranges[0]
         part = layer_range(opened, ranges[0])
         num_tokens = plan_model(part, config, lane, hardware).plan.num_kv_tokens
         num_tokens = min(num_tokens, *(each.num_kv_tokens for each in planned))
@@ -205,9 +210,7 @@ class Leader:
             if member.is_connected:
                 raise Refused(f"rank {rank} is taken by another worker", is_final=False)
             welcome(channel)
-            peer = Peer(channel, self.nodes.timeout_s, member.take, member.lose)
-            member.join(peer)
-            peer.start()
+            member.join(channel, self.nodes.timeout_s)
         logger.info("rank %d has come from %s", rank, channel.address)
         if member.order is not None:
             self._begin_loading(member)
@@ -218,8 +221,14 @@ class Leader:
 
     # ------------------------------------------------------------------ what steps take
 
+    @property
+    def own_step_s(self) -> float:
+        """Seconds that a step of one token should take on this machine; 0 if that is unknown."""
+        return self._own(1, 1).seconds if self._own is not None else 0.0
+
     def predict(self, own: Predict) -> Predict:
-        """How long a step takes on all machines, one after the other."""
+        """How long a step takes on all machines, one after the other. `own`: on this one."""
+        self._own = own
 
         def predict(
             num_tokens: int,

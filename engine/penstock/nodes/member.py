@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from penstock.errors import CapacityError, CheckpointError, ConfigError, PenstockError
 from penstock.nodes.orders import Order, Planned
+from penstock.nodes.wire.channel import Channel
 from penstock.nodes.wire.frames import Frame, Kind
 from penstock.nodes.wire.peer import Peer
 
@@ -47,6 +48,10 @@ class NodeStatus:
     num_steps: int
     busy_s: float
     num_losses: int
+    #: Seconds for which it has been away; None if it is not.
+    away_s: float | None
+    #: Seconds that a step of one token should take there; 0 if that is unknown.
+    step_s: float
 
 
 class Member:
@@ -61,6 +66,9 @@ class Member:
         self.state: State = "away"
         self.reason = "it has not come yet"
         self.peer: Peer | None = None
+        #: The peer, if it has loaded what it was ordered to, so that it takes steps. A peer that was lost is
+        #: never this again: each connection has a Peer of its own.
+        self.ready: Peer | None = None
         self.order: Order | None = None
         self.planned: Planned | None = None
         self.arithmetic = ""
@@ -70,20 +78,32 @@ class Member:
         self._address = ""
         self._on_result, self._on_change = on_result, on_change
         self._answers: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._asking = threading.Lock()
+        self._changing = threading.Lock()
 
     @property
     def is_connected(self) -> bool:
         return self.peer is not None
 
-    def join(self, peer: Peer) -> None:
-        """The worker is there. take() and lose() of the peer are this member's."""
-        self._answers = queue.SimpleQueue()
-        self.peer, self._address = peer, peer.channel.address
-        self._set("here", "it has not loaded yet")
+    def join(self, channel: Channel, timeout_s: float) -> None:
+        """The worker is there, and is greeted."""
+        answers: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        peer = Peer(
+            channel,
+            timeout_s,
+            lambda frame: self._take(frame, answers),
+            lambda reason: self._lose(reason, answers),
+        )
+        with self._changing:
+            self._answers = answers
+            self.peer, self._address = peer, channel.address
+            self.state, self.reason = "here", "it has not loaded yet"
+            self.num_loaded = 0
+        self._on_change()
+        peer.start()
 
-    def take(self, frame: Frame) -> None:
-        """A frame of the peer."""
+    def _take(self, frame: Frame, answers: queue.SimpleQueue[Frame | None]) -> None:
+        """A frame of a peer, whose answers go there."""
         if frame.kind is Kind.RESULT or (
             frame.kind is Kind.FAILED and frame.fields.get("number") is not None
         ):
@@ -94,24 +114,26 @@ class Member:
         elif frame.kind is Kind.ANSWER and "loaded" in frame.fields:
             self.num_loaded = int(frame.fields["loaded"])
         elif frame.kind in (Kind.ANSWER, Kind.FAILED):
-            self._answers.put(frame)
+            answers.put(frame)
 
-    def lose(self, reason: str) -> None:
-        """The peer's connection has ended."""
-        self.num_losses += 1
-        self.away_since_s = time.monotonic()
+    def _lose(self, reason: str, answers: queue.SimpleQueue[Frame | None]) -> None:
+        """A peer's connection has ended."""
         logger.warning("rank %d at %s is lost: %s", self.rank, self._address, reason)
-        self._answers.put(None)
-        self.state, self.reason = "away", reason
-        self.peer = None  # last: now another worker may join
+        with self._changing:
+            self.num_losses += 1
+            self.away_since_s = time.monotonic()
+            self.state, self.reason, self.ready = "away", reason, None
+            answers.put(None)
+            self.peer = None  # last: now another worker may join
         self._on_change()
 
     def ask(self, what: str, fields: dict[str, Any]) -> dict[str, Any]:
         """The answer. Raises MemberLost, and the worker's own error as CapacityError, ConfigError or
         CheckpointError."""
-        with self._lock:
-            answers, peer = self._answers, self.peer
-            if peer is None or answers is not self._answers:  # lost, and perhaps here again
+        with self._asking:
+            with self._changing:
+                answers, peer = self._answers, self.peer
+            if peer is None:
                 raise MemberLost(f"rank {self.rank} is away")
             peer.send(Frame(Kind.ASK, fields | {"what": what}))
             frame = answers.get()
@@ -124,20 +146,21 @@ class Member:
 
     def load(self) -> PenstockError | None:
         """Let the worker load what it was ordered to. Returns what went wrong there."""
-        assert self.order is not None
-        self._set("loading", "it loads its layers")
+        order, peer = self.order, self.peer
+        assert order is not None
+        self._set(peer, "loading", "it reads its layers")
         try:
-            planned = Planned.of(self.ask("load", asdict(self.order)))
+            planned = Planned.of(self.ask("load", asdict(order)))
         except MemberLost:
             return None
         except PenstockError as error:
             logger.error("%s", error)
-            self._set("failed", str(error))
+            self._set(peer, "failed", str(error))
             return error
         self.planned = planned
-        self.num_loaded = len(self.order.layers)
-        logger.info("rank %d is ready: layers %d to %d", self.rank, self.order.first, self.order.stop - 1)
-        self._set("ready", "")
+        self.num_loaded = len(order.layers)
+        if self._set(peer, "ready", ""):
+            logger.info("rank %d is ready: layers %d to %d", self.rank, order.first, order.stop - 1)
         return None
 
     def status(self, own_arithmetic: str) -> NodeStatus:
@@ -156,8 +179,16 @@ class Member:
             self.num_steps,
             self.busy_s,
             self.num_losses,
+            time.monotonic() - self.away_since_s if self.state == "away" else None,
+            planned.step_s(1) if planned else 0.0,
         )
 
-    def _set(self, state: State, reason: str) -> None:
-        self.state, self.reason = state, reason
+    def _set(self, peer: Peer | None, state: State, reason: str) -> bool:
+        """Note what a peer's answer says. False: the peer was lost meanwhile, and another one may be here."""
+        with self._changing:
+            if peer is None or peer is not self.peer:
+                return False
+            self.state, self.reason = state, reason
+            self.ready = peer if state == "ready" else None
         self._on_change()
+        return True

@@ -10,14 +10,15 @@ end with an error.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import torch
 
-from penstock.errors import CheckpointError, StepFailed
+from penstock.errors import STEP_ERRORS, MachineAway, PenstockError, StepFailed
 from penstock.generation.executor import Executor
 from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.requests.request import RequestOutput
@@ -27,8 +28,11 @@ from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.sequence import FinishReason
 from penstock.generation.step_meter import StepMark, StepMeter
+from penstock.memory.planning.plan import MemoryPlan
 from penstock.nodes.leader import Leader
+from penstock.nodes.member import NodeStatus
 from penstock.nodes.step_pipe import Arrived, StepPipe
+from penstock.nodes.wire.peer import Peer
 
 logger = logging.getLogger(__name__)
 
@@ -69,34 +73,57 @@ class PipedSteps:
         self._block_size = block_size
         self._pipe = StepPipe(leader)
         self._flights: deque[_Flight] = deque()
-        #: How often workers had been lost when the steps on their way began.
-        self._num_losses = self._count_losses()
+        #: The connections over which all keys and values were computed.
+        self._peers = leader.peers
+        #: Of this machine: steps, and seconds that it computed them.
+        self._num_steps, self._busy_s = 0, 0.0
+        #: When requests began to wait for a machine, if no step has ended since.
+        self._waits_since_s = math.inf
 
     @property
     def num_flights(self) -> int:
         """Steps on their way."""
         return len(self._flights)
 
+    def own_status(self, plan: MemoryPlan) -> NodeStatus:
+        """How the leader's own machine is."""
+        layers, leader = self._leader.layers, self._leader
+        return NodeStatus(
+            0,
+            "",
+            "ready",
+            "",
+            (layers.start, layers.stop),
+            plan.num_resident_layers,
+            plan.device_used_bytes or plan.host_used_bytes,
+            plan.device_budget_bytes or plan.host_budget_bytes,
+            len(layers),
+            True,
+            self._num_steps,
+            self._busy_s,
+            0,
+            None,
+            leader.own_step_s,
+        )
+
     def step(self, aborted: Set[str]) -> list[RequestOutput]:
         """Launch steps until each machine has one, and end the oldest if it arrives soon. Raises
         StepFailed."""
-        if not self._leader.is_whole:
+        if (peers := self._leader.peers) != self._peers:  # lost, and perhaps back already
             self._give_up()
+            self._peers = peers
+        whole = [peer for peer in peers if peer is not None]
+        if len(whole) < len(peers):
             return self._wait()
-        if self._count_losses() != self._num_losses:  # lost, and back already
-            self._give_up()
         try:
-            while len(self._flights) < len(self._leader.members) + 1 and self._launch(aborted):
+            while len(self._flights) < len(peers) + 1 and self._launch(aborted, whole):
                 pass
             return self._land()
         except BaseException:
             self._give_up()
             raise
 
-    def _count_losses(self) -> int:
-        return sum(member.num_losses for member in self._leader.members)
-
-    def _launch(self, aborted: Set[str]) -> bool:
+    def _launch(self, aborted: Set[str], peers: Sequence[Peer]) -> bool:
         """Decide a step, compute the leader's layers, and send it on its way. False: there is none."""
         mark = self._meter.begin()
         batch = self._scheduler.schedule()
@@ -105,11 +132,13 @@ class PipedSteps:
         self._requests.start(batch, aborted)
         inputs = ModelInputs.of(batch, self._block_size)
         rest = self._scheduler.launch(batch)
+        began_s = time.perf_counter()
         try:
             hidden = self._executor.sweep(inputs)
-        except CheckpointError as error:
+            self._busy_s += time.perf_counter() - began_s
+        except STEP_ERRORS as error:
             raise self._fail(batch, str(error)) from error
-        number = self._pipe.send(inputs, hidden)
+        number = self._pipe.send(inputs, hidden, peers)
         predicted_s = self._meter.predict_s(batch.num_tokens) * (1 + len(self._flights))
         limit_s = max(LEAST_LIMIT_S, SLOWEST * predicted_s)
         self._flights.append(_Flight(number, batch, rest, mark, limit_s))
@@ -120,7 +149,7 @@ class PipedSteps:
         if not self._flights:
             return []
         arrived, flight = self._pipe.take(PATIENCE_S), self._flights[0]
-        if self._count_losses() != self._num_losses:  # what came may be of a worker that has lost its blocks
+        if self._leader.peers != self._peers:  # what came may be of a worker that has lost its blocks
             return []
         if arrived is None:
             if time.perf_counter() - flight.mark.began_s > flight.limit_s:
@@ -128,12 +157,19 @@ class PipedSteps:
             return []
         if arrived.hidden is None or arrived.number != flight.number:
             raise self._fail(flight.batch, arrived.fault or "a worker has mixed up two steps")
-        return self._end(self._flights.popleft(), arrived)
+        self._waits_since_s = math.inf
+        try:
+            return self._end(self._flights.popleft(), arrived)
+        except STEP_ERRORS as error:
+            raise self._fail(flight.batch, str(error)) from error
 
     @torch.inference_mode()
     def _end(self, flight: _Flight, arrived: Arrived) -> list[RequestOutput]:
         assert arrived.hidden is not None
+        began_s = time.perf_counter()
         chosen = self._sampler.sample(self._executor.logits(arrived.hidden), flight.rest)
+        self._num_steps += 1
+        self._busy_s += time.perf_counter() - began_s
         outputs = self._requests.deliver(self._scheduler.update(flight.rest, chosen))
         self._meter.record(flight.batch, chosen, outputs, flight.mark)
         self._meter.look_at(self._scheduler)
@@ -141,7 +177,6 @@ class PipedSteps:
 
     def _give_up(self) -> None:
         """Nothing that is on its way counts any more, nor what was computed before."""
-        self._num_losses = self._count_losses()
         if self._flights or any(each.num_computed_tokens for each in self._scheduler):
             self._flights.clear()
             self._pipe.forget()
@@ -152,7 +187,7 @@ class PipedSteps:
         """A step can't be computed: its requests end, and the others compute their tokens again, since some
         of what stands in the blocks was never computed."""
         self._give_up()
-        return self._requests.fail(batch, CheckpointError(reason))
+        return self._requests.fail(batch, PenstockError(reason))
 
     def _drop_slow(self, flight: _Flight) -> None:
         for member in self._leader.members:
@@ -160,18 +195,25 @@ class PipedSteps:
                 peer.close(f"a step has taken more than {flight.limit_s:.0f} s")
 
     def _wait(self) -> list[RequestOutput]:
-        """For the machines that are missing. Raises StepFailed when requests have waited long enough."""
-        missing = self._leader.missing
-        away_s = time.monotonic() - min(member.away_since_s for member in missing)
-        if away_s <= self._leader.nodes.return_s:
+        """For the machines that are missing. Raises MachineAway when requests have waited long enough, also
+        for a machine that comes and is lost again before any step ends."""
+        missing, now = self._leader.missing, time.monotonic()
+        if not missing:
+            return []  # back at this moment
+        since_s = min(self._waits_since_s, *(member.away_since_s for member in missing))
+        self._waits_since_s = min(self._waits_since_s, now)
+        if now - since_s <= self._leader.nodes.return_s:
             self._leader.wait(PATIENCE_S)
             return []
-        names = "; ".join(f"rank {member.rank}: {member.reason}" for member in missing)
         ids = list(dict.fromkeys(each.request.request_id for each in self._scheduler))
         if not ids:
             return []
-        reason = f"machines that compute some of the layers have been away for {away_s:.0f} s ({names})"
+        names = "; ".join(f"rank {member.rank}: {member.reason}" for member in missing)
         for request_id in ids:
             self._requests.end(request_id, FinishReason.ERROR)
         self._meter.look_at(self._scheduler)
-        raise StepFailed(ids, reason)
+        self._waits_since_s = math.inf
+        raise MachineAway(
+            ids,
+            f"machines that compute some of the layers have been away for {now - since_s:.0f} s ({names})",
+        )

@@ -150,12 +150,10 @@ class Worker:
             raise
         except (PenstockError, OSError) as error:  # a file or memory of this machine is no lost link
             logger.error("%s", error)
-            fault = _fault(error)
-            peer.send(
-                Frame(
-                    Kind.FAILED, {"number": frame.fields.get("number"), "fault": fault, "reason": str(error)}
-                )
-            )
+            peer.send(_failed(frame, error))
+        except Exception as error:  # what ended the worker would end the next one in its place, too
+            logger.exception("the leader's %s could not be carried out", frame.kind.name)
+            peer.send(_failed(frame, error))
 
     def _step(self, frame: Frame) -> Frame:
         part = self._part
@@ -247,7 +245,10 @@ class Worker:
             self._part = None
 
 
-def _fault(error: Exception) -> str:
-    """The kind of error that the leader raises in its turn."""
+def _failed(frame: Frame, error: Exception) -> Frame:
+    """The answer to a frame that could not be obeyed, with the kind of error that the leader raises in its
+    turn."""
     kinds = ((CapacityError, "capacity"), (ConfigError, "config"), (CheckpointError, "checkpoint"))
-    return next((name for kind, name in kinds if isinstance(error, kind)), "other")
+    fault = next((name for kind, name in kinds if isinstance(error, kind)), "other")
+    number, reason = frame.fields.get("number"), str(error) or repr(error)
+    return Frame(Kind.FAILED, {"number": number, "fault": fault, "reason": reason})

@@ -23,7 +23,7 @@ from penstock_server.routing.checks import loaded_engine
 from penstock_server.telemetry.metrics import RequestMetrics
 
 _NOT_READY: dict[int | str, dict[str, Any]] = {
-    503: {"model": Health, "description": "loading, draining, dead or stopped"}
+    503: {"model": Health, "description": "loading, waiting, draining, dead or stopped"}
 }
 
 
@@ -55,14 +55,15 @@ class OperationRoutes:
         return router
 
     async def ready(self) -> Response:
-        """200 if requests can be answered now, else 503; while the model loads, with the progress."""
+        """200 if requests can be answered now, else 503: while the model loads, with the progress, and while
+        requests wait for another machine, with its name."""
         health = self._health()
         return _answer(health, is_good=health.status == "ok")
 
     async def live(self) -> Response:
         """503 if only a restart can help, else 200."""
         health = self._health()
-        return _answer(health, is_good=health.status in ("ok", "loading", "draining"))
+        return _answer(health, is_good=health.status in ("ok", "loading", "waiting", "draining"))
 
     async def version(self) -> Version:
         return Version(version=__version__)
@@ -89,7 +90,11 @@ class OperationRoutes:
     def _health(self) -> Health:
         status = self._models.status
         if status.state == "ready":
-            return Health(status="draining" if self._is_draining() else "ok")
+            if self._is_draining():
+                return Health(status="draining")
+            if missing := self._models.missing_machines:
+                return Health(status="waiting", message=missing)
+            return Health(status="ok")
         if status.state == "loading":
             return Health(
                 status="loading",

@@ -39,6 +39,8 @@ def _show(found: list[ShelfSummary], as_json: bool) -> None:
     for each in found:
         used = f", last used {_when(each.newest_s)}" if each.num_blocks else ""
         print(f"{each.num_bytes / 2**30:8.3f} GiB  {each.num_blocks:7} blocks  {each.folder.name}{used}")
+        if each.num_pieces:
+            print(f"{'':14}{each.num_pieces:7} of them are {each.num_states} recurrent states")
         print(f"{'':14}of {each.about.get('model', 'an unknown model')}")
     models = "1 model" if len(found) == 1 else f"{len(found)} models"
     print(f"{sum(each.num_bytes for each in found) / 2**30:8.3f} GiB of {models}")
@@ -50,6 +52,7 @@ def _told(summary: ShelfSummary) -> dict[str, object]:
         "model": summary.about.get("model"),
         "fingerprint": summary.about.get("fingerprint"),
         "num_blocks": summary.num_blocks,
+        "num_states": summary.num_states,
         "num_bytes": summary.num_bytes,
         "oldest_s": summary.oldest_s,
         "newest_s": summary.newest_s,

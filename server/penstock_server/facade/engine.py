@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from penstock import AsyncEngine, EngineStatus
+from penstock.errors import EngineDead
 from penstock_server.facade.loaded_engine import LoadedEngine
 from penstock_server.facade.loading import load_engine
 from penstock_server.facade.soft_prompts import fitting, read_soft_prompts
@@ -53,6 +55,13 @@ class ServedEngine:
     @property
     def is_ready(self) -> bool:
         return self._engine.status.state == "ready"
+
+    @property
+    def missing_machines(self) -> str:
+        """The other machines for which requests wait, for people; "" if there are none."""
+        with contextlib.suppress(EngineDead):
+            return self.loaded.missing_machines
+        return ""
 
     @property
     def loaded(self) -> LoadedEngine:

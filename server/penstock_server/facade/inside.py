@@ -113,9 +113,13 @@ def served_plan_of(engine: Engine) -> ServedPlanBody:
 
 
 def _nodes(engine: Engine) -> tuple[NodeBody, ...]:
-    """The other machines."""
-    statuses = engine.leader.status() if engine.leader is not None else ()
-    return tuple(NodeBody.model_validate(each) for each in statuses)
+    return tuple(NodeBody.model_validate(each) for each in engine.nodes)
+
+
+def missing_machines(engine: Engine) -> str:
+    """The machines that can't compute now; "" if all can."""
+    missing = [node for node in engine.nodes if node.state != "ready"]
+    return ", ".join(f"rank {node.rank} is {node.state}" for node in missing)
 
 
 def _drafting(engine: Engine) -> tuple[DraftingBody, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock import AsyncEngine, GenerationRequest, RequestStream, ValidRequest
-from penstock_server.facade.inside import model_of, served_plan_of, snapshot_of
+from penstock_server.facade.inside import missing_machines, model_of, served_plan_of, snapshot_of
 from penstock_server.facade.model import ServedModel
 from penstock_server.facade.snapshot import EngineSnapshot
 from penstock_server.protocol.engine_bodies import ServedPlanBody
@@ -64,6 +64,12 @@ class LoadedEngine:
     def snapshot(self) -> EngineSnapshot:
         """The engine's counters at this moment."""
         return snapshot_of(self._engine)
+
+    @property
+    def missing_machines(self) -> str:
+        """The machines for which requests wait, by rank and state: "rank 1 is away"; "" if all are there.
+        Anybody may read it: it has no addresses, and no reasons, which may name files."""
+        return missing_machines(self._engine)
 
     def plan(self) -> ServedPlanBody:
         """The memory plan."""

@@ -50,8 +50,8 @@ def plan_table(plan: PlanBody) -> list[str]:
 
 
 def served_plan_lines(plan: ServedPlanBody) -> list[str]:
-    """The plan of an engine, its draft model, what guesses should bring to a single sequence, and the other
-    machines."""
+    """The plan of an engine, its draft model, what guesses should bring to a single sequence, and all
+    machines where several compute the layers."""
     alone = tuple(each for each in plan.drafting if each.num_seqs == 1)
     draft = [draft_model_line(plan.draft_model_bytes)] if plan.draft_model_bytes else []
     return [*plan_table(plan), *draft, *drafting_table(alone), *map(node_line, plan.nodes)]
@@ -63,7 +63,16 @@ def node_line(node: NodeBody) -> str:
     where = f"layers {first} to {stop - 1}, {node.num_resident} of {stop - first} stay in memory"
     used = f"{gib(node.used_bytes)} of a budget of {gib(node.budget_bytes)}"
     others = "" if node.rounds_alike else "; it rounds otherwise than this machine"
-    return f"rank {node.rank} at {node.address} is {node.state}: {where}: {used}{others}"
+    place = f" at {node.address}" if node.address else ""
+    return f"rank {node.rank}{place} is {_state(node)}: {where}: {used}{_step(node)}{others}"
+
+
+def _state(node: NodeBody) -> str:
+    return node.state if node.away_s is None else f"{node.state} for {node.away_s:.0f} s"
+
+
+def _step(node: NodeBody) -> str:
+    return f"; {node.step_s * 1e3:.1f} ms of a step of one token" if node.step_s else ""
 
 
 def _state_rows(plan: PlanBody, compute: str) -> list[tuple[str, str, int, str]]:

@@ -17,6 +17,7 @@ _OF_ONE = (
     "soft_prompt",
     "draft_model",
     "speculative_config",
+    "kv_events_config",
     "convert_to",
     "revision",
     "lora",

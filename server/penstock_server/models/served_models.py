@@ -45,6 +45,11 @@ class ServedModels(ABC):
         return self.status.state == "ready"
 
     @property
+    def missing_machines(self) -> str:
+        """The machines for which requests wait (--nodes), for people; "" if there are none."""
+        return ""
+
+    @property
     @abstractmethod
     def status(self) -> EngineStatus:
         """Whether requests are taken: "ready" also while a request would have to wait for its model."""
@@ -93,6 +98,10 @@ class OneModel(ServedModels):
         )
         super().__init__((model,))
         self._engine = engine
+
+    @property
+    def missing_machines(self) -> str:
+        return self._engine.missing_machines
 
     @property
     def status(self) -> EngineStatus:

@@ -260,7 +260,9 @@ class ModelList(BaseModel):
 
 
 class Health(BaseModel):
-    status: Literal["ok", "loading", "draining", "dead", "stopped"]
+    #: "waiting": requests wait for a machine that computes some of the layers (--nodes); `message` names it.
+    status: Literal["ok", "loading", "waiting", "draining", "dead", "stopped"]
+    message: str | None = None
     #: While the model loads: the layers that are loaded, and all layers.
     loaded_layers: int | None = None
     total_layers: int | None = None

@@ -131,9 +131,11 @@ class DraftingBody(Told):
 
 
 class NodeBody(Told):
-    """Another machine that computes some of the layers (--nodes)."""
+    """A machine that computes some of the layers (--nodes)."""
 
+    #: 0 is the one that answers here.
     rank: int
+    #: "" for rank 0.
     address: str
     #: "away" (lost, or not there yet), "here", "loading", "ready", or "failed", which `reason` explains.
     state: str
@@ -152,6 +154,10 @@ class NodeBody(Told):
     num_steps: int
     busy_s: float
     num_losses: int
+    #: Seconds for which it has been away; null if it is not.
+    away_s: float | None
+    #: Seconds that a step of one token should take there; 0 if that is unknown.
+    step_s: float
 
 
 class ServedPlanBody(PlanBody):
@@ -167,8 +173,8 @@ class ServedPlanBody(PlanBody):
     draft_model_bytes: int
     #: Empty where no step's time is known, and where nothing is guessed.
     drafting: tuple[DraftingBody, ...]
-    #: The other machines that compute layers; empty where there are none. This plan is of the leader's
-    #: layers.
+    #: All machines that compute layers, by rank; empty where one computes all. This plan is of the layers of
+    #: rank 0.
     nodes: tuple[NodeBody, ...]
 
 
@@ -241,10 +247,12 @@ class PreemptionsBody(Told):
 
 
 class KVDiskReadsBody(Told):
-    """What came from disk for sequences that waited: blocks, the tokens that were not computed therefore, the
-    seconds that it took, and those that computing would have taken longer (0: unknown)."""
+    """What came from disk for sequences that waited: blocks, whole recurrent states, the tokens that were not
+    computed therefore, the seconds that it took, and those that computing would have taken longer (0:
+    unknown)."""
 
     num_blocks: int
+    num_states: int
     num_tokens: int
     read_s: float
     saved_s: float
@@ -267,6 +275,15 @@ class KVDiskBody(Told):
     corrupt_blocks: int
     read_bytes: int
     reads: KVDiskReadsBody
+
+
+class KVEventsBody(Told):
+    """Batches of events for routers (--kv-events-config) since the start: those that were sent, their bytes,
+    and those that were lost since too many waited."""
+
+    sent_batches: int
+    sent_bytes: int
+    dropped_batches: int
 
 
 class KVSpillBody(Told):
@@ -325,10 +342,12 @@ class StatsBody(Told):
     links: dict[str, LinkTraffic]
     #: None without --kv-disk.
     kv_disk: KVDiskBody | None
-    #: The other machines that compute layers, as they are now.
+    #: All machines that compute layers, as they are now; empty where one computes all.
     nodes: tuple[NodeBody, ...]
     #: None where all blocks of the KV cache are in memory.
     kv_spill: KVSpillBody | None
+    #: None without events for routers.
+    kv_events: KVEventsBody | None
     step_tokens: int
     steps_by_tokens: list[int]
 

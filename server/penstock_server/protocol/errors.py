@@ -26,6 +26,7 @@ from penstock.errors import (
     EngineDead,
     EngineStopped,
     InvalidParameter,
+    MachineAway,
     NoTokenLeft,
     QueueFull,
     QueueTimeout,
@@ -161,6 +162,8 @@ def api_error(error: Exception) -> ApiError:
             return unavailable(message, "overloaded", error.retry_after_s or RETRY_AFTER_S)
         case EngineStopped():
             return unavailable("The server is shutting down.", "shutting_down")
+        case MachineAway():
+            return unavailable(f"This request could not be computed: {error}.", "machine_away")
         case StepFailed():
             return ApiError(500, f"This request could not be computed: {error}.", code="step_failed")
         case QueueTimeout():

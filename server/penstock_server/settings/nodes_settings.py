@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from penstock.errors import ConfigError
@@ -15,6 +15,10 @@ from penstock_server.settings.values import parse_int, parse_seconds
 OF_WORKERS = frozenset({
     "model", "offline", "config", "allow_pickle", "cache_dir", "device", "host_memory", "device_memory",
     "resident_layers", "threads", "kernels", "kernel_tuning", "log_level", "log_format",
+})  # fmt: skip
+#: Settings that mean something only where there are several machines.
+_OF_LEADERS = frozenset({
+    "nodes_listen", "nodes_timeout", "nodes_return_limit", "nodes_ssl_certfile", "nodes_ssl_keyfile",
 })  # fmt: skip
 _BOTH = ("serve", "worker")
 
@@ -104,6 +108,7 @@ class NodesSettings:
         """For `serve`; None where one machine computes the model. `model`: its name for workers. Raises
         ConfigError."""
         if self.nodes == 1 and not self.rank:
+            self._check_alone()
             return None
         if self.rank:
             raise ConfigError(
@@ -125,6 +130,20 @@ class NodesSettings:
             self.nodes_ssl_keyfile,
             model=model,
         )
+
+    def _check_alone(self) -> None:
+        """Raises ConfigError for settings of several machines; a secret may stand in the environment of
+        all."""
+        given = [
+            f"--{each.name.replace('_', '-')}"
+            for each in fields(NodesSettings)
+            if each.name in _OF_LEADERS and getattr(self, each.name) != each.default
+        ]
+        if given:
+            raise ConfigError(
+                f"{' and '.join(given)}: for several machines, and this is one: add --nodes N, or leave "
+                f"{'it' if len(given) == 1 else 'them'} out"
+            )
 
     def worker_config(self) -> NodesConfig:
         """For `worker`. Raises ConfigError."""

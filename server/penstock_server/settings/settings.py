@@ -21,6 +21,7 @@ from penstock.config import (
     KernelChoice,
     KernelTuning,
     KVDtype,
+    KVEventsConfig,
     ModelImpl,
     MTPMode,
     PoolingChoice,
@@ -38,6 +39,7 @@ from penstock_server.settings.chat_rules import (
     ReasoningChoice,
 )
 from penstock_server.settings.entries import GENERATING, MEASURING, READING, engine_setting, setting
+from penstock_server.settings.kv_events import parse_kv_events
 from penstock_server.settings.nodes_settings import NodesSettings
 from penstock_server.settings.speculative_config import SpeculativeConfig
 from penstock_server.settings.values import (
@@ -217,6 +219,16 @@ class Settings(NodesSettings):
         commands=GENERATING,
         parse=parse_bytes,
         metavar="SIZE",
+    )
+    kv_events_config: KVEventsConfig | None = engine_setting(
+        "kv_events",
+        "events of the prefix cache for routers, as vLLM's JSON object, such as "
+        '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "topic": ""}; also replay_endpoint, '
+        "buffer_steps, hwm and max_queue_size; events have the tokens of prompts; needs the extra "
+        "penstock-llm[events]",
+        commands=("serve",),
+        parse=parse_kv_events,
+        metavar="JSON",
     )
     kv_spill: str | None = engine_setting(
         "kv_spill",

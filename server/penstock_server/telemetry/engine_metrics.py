@@ -21,6 +21,7 @@ from penstock_server.models.served_models import ServedModels
 from penstock_server.protocol.engine_bodies import (
     ExpertsBody,
     KVDiskBody,
+    KVEventsBody,
     KVSpillBody,
     LinkTraffic,
     NodeBody,
@@ -107,6 +108,8 @@ class _EngineSeries:
             yield from self._nodes(now.nodes)
         if now.kv_spill is not None:
             yield from self._kv_spill(now.kv_spill)
+        if now.kv_events is not None:
+            yield from self._kv_events(now.kv_events)
         yield self._waiting_by_reason(now)
         yield from self._totals(now)
         yield self._accepted_by_place(now)
@@ -254,6 +257,7 @@ class _EngineSeries:
         for name, text, value in (
             ("read_bytes", "Keys and values read from disk", disk.read_bytes),
             ("written_bytes", "Keys and values written to disk", disk.written_bytes),
+            ("read_states", "Recurrent states read from disk", disk.reads.num_states),
             ("read_seconds", "Seconds in which sequences waited for the disk", disk.reads.read_s),
             ("saved_seconds", "Seconds that computing would have taken longer", disk.reads.saved_s),
             ("missed_blocks", "Blocks overwritten before they were on disk", disk.missed_blocks),
@@ -262,6 +266,18 @@ class _EngineSeries:
         ):
             labels = self._labels("penstock:")
             counter = CounterMetricFamily(f"penstock:kv_disk_{name}", text, labels=[*labels])
+            counter.add_metric([*labels.values()], value)
+            yield counter
+
+    def _kv_events(self, events: KVEventsBody) -> Iterable[Metric]:
+        """What routers were told of the prefix cache."""
+        for name, text, value in (
+            ("sent_batches", "Batches of events sent to routers", events.sent_batches),
+            ("sent_bytes", "Bytes of these batches", events.sent_bytes),
+            ("dropped_batches", "Batches of events lost since too many waited", events.dropped_batches),
+        ):
+            labels = self._labels("penstock:")
+            counter = CounterMetricFamily(f"penstock:kv_events_{name}", text, labels=[*labels])
             counter.add_metric([*labels.values()], value)
             yield counter
 

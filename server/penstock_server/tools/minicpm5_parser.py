@@ -3,7 +3,8 @@
     <function name="weather"><param name="city">Paris</param></function>, any number
 
 A value may stand in <![CDATA[...]]>. The value of a parameter is text, and the function's JSON Schema says
-which JSON the text stands for. Each parameter is told when its value is whole."""
+which JSON the text stands for. A call is told when it is whole. What the function can't take is text, as in
+vLLM: a function that is not offered, a parameter without a name or given twice, a required one that lacks."""
 
 from __future__ import annotations
 
@@ -43,7 +44,10 @@ class MiniCPM5Parser(Parser):
         super().__init__(FUNCTION)
         self._values = ParameterValues(functions, unknown_is_text=False)
         self._function = self._parameter = ""
-        self._is_first = True
+        #: What was read of the call, the JSON of its arguments, and whether the function can take it so far.
+        self._read = ""
+        self._members: dict[str, str] = {}
+        self._is_sound = True
 
     def _after_marker(self) -> bool:
         """Takes the rest of the first tag. A call begins where a parameter or the end of the call follows."""
@@ -53,29 +57,38 @@ class MiniCPM5Parser(Parser):
         if bracket:
             is_possible = match is not None and any(tag.startswith(follows) for tag in _FOLLOWING)
         if bracket and match and follows.startswith(_FOLLOWING):
-            return self._begin(match[2], rest)
+            return self._begin(match[2], len(head) + 1)
         if is_possible and not self._is_final:
             return False
         self._give_back()
         return True
 
-    def _begin(self, function: str, rest: str) -> bool:
-        self._function, self._pending, self._is_first = function, rest, True
-        self._events += [CallBegin(function), ArgumentsPiece("{")]
-        self._is_after_call = True
+    def _begin(self, function: str, length: int) -> bool:
+        self._function, self._read, self._members = function, "", {}
+        self._is_sound = self._values.is_function(function)
+        self._take(length)
         self._state = self._in_arguments
         return True
 
+    def _take(self, length: int) -> str:
+        taken, self._pending = self._pending[:length], self._pending[length:]
+        self._read += taken
+        return taken
+
+    def _take_all(self) -> str:
+        return self._take(len(self._pending))
+
     def _in_arguments(self) -> bool:
-        """Takes the next parameter's first tag, or the call's last. What stands in front of it is nothing."""
+        """Takes the next parameter's first tag, or the call's last. Other text in front of it is nothing."""
         match = _NEXT.search(self._pending)
         if match is None:
             # An answer that ends behind a parameter is a call whose last tag the model forgot.
-            return self._is_final and self._end("", _END.startswith(self._pending.strip()))
-        rest = self._pending[match.end() :]
+            return self._is_final and self._end(is_whole=_END.startswith(self._take_all().strip()))
+        before = self._take(match.end())[: match.start()]
+        self._is_sound = self._is_sound and "<param" not in before
         if match[2] is None:
-            return self._end(rest, True)
-        self._parameter, self._pending = match[2], rest
+            return self._end(is_whole=True)
+        self._parameter = match[2]
         self._state = self._in_value
         return True
 
@@ -85,9 +98,11 @@ class MiniCPM5Parser(Parser):
             return False
         match = (_CDATA_END if begin.startswith(_CDATA) else _VALUE_END).search(self._pending)
         if match is None:
-            return self._is_final and self._end("", False)
-        self._add(self._text(self._pending[: match.start()]))
-        self._pending = self._pending[match.end() :]
+            if self._is_final:
+                self._take_all()
+                self._end(is_whole=False)
+            return self._is_final
+        self._add(self._text(self._take(match.end())[: match.start()]))
         self._state = self._in_arguments
         return True
 
@@ -100,16 +115,20 @@ class MiniCPM5Parser(Parser):
             members = {each: json.dumps(value, ensure_ascii=False) for each, value in wrapped.items()}
         else:
             members = {name: self._values.json_of(self._function, name, text)}
-        for each in filter(takes, members):
-            separator = "" if self._is_first else ", "
-            self._events.append(ArgumentsPiece(f"{separator}{json.dumps(each)}: {members[each]}"))
-            self._is_first = False
+        taken = {each: value for each, value in members.items() if takes(each)}
+        self._is_sound = self._is_sound and not self._members.keys() & taken.keys()
+        self._members |= taken
 
-    def _end(self, rest: str, is_whole: bool) -> bool:
+    def _end(self, is_whole: bool) -> bool:
         """Ends the call; the arguments of a call that is cut off stay open."""
-        if is_whole:
-            self._events.append(ArgumentsPiece("}"))
-        self._pending = rest
+        lacks = is_whole and not self._values.required(self._function) <= self._members.keys()
+        if lacks or not self._is_sound:
+            self._give_back(self._read)
+            return True
+        told = ", ".join(f"{json.dumps(name)}: {value}" for name, value in self._members.items())
+        arguments = ArgumentsPiece("{" + told + ("}" if is_whole else ""))
+        self._events += [CallBegin(self._function), arguments]
+        self._is_after_call = True
         return self._after_call()
 
     def _after_call(self) -> bool:

@@ -168,6 +168,7 @@ export const CHINESE = {
   cannotBeReached: "无法连接",
   needsKey: "需要密钥",
   notReady: "未就绪",
+  waitsForNode: "等待机器 {ranks}",
   notLoaded: "未加载，提问时加载",
   noKeyNoView: "没有密钥，看不到机器的运行情况",
   nothingKnown: "目前得不到机器的任何信息",
@@ -187,6 +188,7 @@ export const CHINESE = {
   keptOnGpu: "每层的 {share} 在显卡上",
   sharedSummary: "共 {parts}；其余 {bytes}，每一遍计算要读入一部分，剩下的由处理器计算。",
   residentSummary: "共 {parts}；全部常驻，计算时无需读入。",
+  ofThisMachine: "机器 0：{summary}",
   shownSlower: "算一遍要 {time}，图中放慢了 {times} 倍。",
   layerOf: "第 {layer} 层，共 {total} 层",
 
@@ -208,6 +210,8 @@ export const CHINESE = {
   explainKv: "模型为正在处理的文本保存的中间结果，这样不必为每个 token 重新读一遍文本。",
   explainKept: "服务器以前读过、不必再读的 token：保存下来的中间结果是从磁盘上取来的。",
   explainSequences: "正在计算的回答。",
+  explainNode:
+    "共用这个模型的机器之一：每台在自己的内存里有一部分层，一台接一台地计算。横条是这台机器占一步时间的份额。",
 
   // the readings
   tokensPerSTitle: "token/秒",
@@ -221,6 +225,12 @@ export const CHINESE = {
   expertsTitle: "内存中的专家",
   expertsRemark: "每个 token {bytes}；最热：第 {layer} 层的 {expert} 号",
   sequences: "序列",
+  nodeTitle: "机器 {rank}",
+  nodeTakes: "占一步，{time}；{has}",
+  nodeHas: "第 {first} 到 {last} 层，{used}，预算 {budget}",
+  nodeAway: "离开 {time}",
+  nodeLoading: "正在读取",
+  nodeFailed: "失败",
   fromDisk: "读磁盘",
   toGpu: "传到显卡",
   expertsFromDisk: "从磁盘读取专家",

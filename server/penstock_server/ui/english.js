@@ -169,6 +169,7 @@ export const ENGLISH = {
   cannotBeReached: "can't be reached",
   needsKey: "needs a key",
   notReady: "not ready",
+  waitsForNode: "waits for machine {ranks}",
   notLoaded: "not loaded; a question loads it",
   noKeyNoView: "No key, no view of the machine",
   nothingKnown: "Nothing is known of the machine now",
@@ -188,6 +189,7 @@ export const ENGLISH = {
   keptOnGpu: "{share} of each on the GPU",
   sharedSummary: "{parts}; a part of the other {bytes} is streamed in a sweep, the processor computes the rest.",
   residentSummary: "{parts}; nothing is streamed in a sweep.",
+  ofThisMachine: "Machine 0: {summary}",
   shownSlower: "A sweep takes {time}; shown {times}× slower.",
   layerOf: "Layer {layer} of {total}",
 
@@ -214,6 +216,8 @@ export const ENGLISH = {
   explainKept:
     "Tokens of texts that the server had read before, and need not read again: what it kept of them came from the disk.",
   explainSequences: "Answers that are being computed now.",
+  explainNode:
+    "One of the machines that share the model: each has some of the layers in its own memory, and computes them one after the other. The bar is the machine's share of the time of a step.",
 
   // the readings
   tokensPerSTitle: "Tokens/s",
@@ -227,6 +231,12 @@ export const ENGLISH = {
   expertsTitle: "Experts in memory",
   expertsRemark: "{bytes} per token; hottest: {expert} in layer {layer}",
   sequences: "Sequences",
+  nodeTitle: "Machine {rank}",
+  nodeTakes: "of a step, {time}; {has}",
+  nodeHas: "layers {first} to {last}, {used} of {budget}",
+  nodeAway: "away, {time}",
+  nodeLoading: "reading",
+  nodeFailed: "failed",
   fromDisk: "From disk",
   toGpu: "To the GPU",
   expertsFromDisk: "Experts from disk",

@@ -6,6 +6,7 @@ import { byId } from "./dom.js";
 import { rate } from "./figures.js";
 import { whenAllowed } from "./key.js";
 import { ledger } from "./ledger.js";
+import { missingNodes } from "./nodes.js";
 import { Readings } from "./readings.js";
 import { Strip } from "./strip.js";
 import { words } from "./words.js";
@@ -100,7 +101,7 @@ export class Machine {
       this.#delay = LOADING_MS;
       return false;
     }
-    if (now.status !== "ok") throw new Error(words("engineIs", { state: now.status }));
+    if (!["ok", "waiting"].includes(now.status)) throw new Error(words("engineIs", { state: now.status }));
     const models = await whenAllowed(() => get("v1/models"));
     this.#onModels(models.data); // a choice, also while none of several models is loaded
     const plan = await this.#ask("v1/plan");
@@ -122,7 +123,9 @@ export class Machine {
     this.#strip.experts(stats.experts);
     const tokensPerS = this.#readings.show(stats, isRunning || hasMoved);
     byId("machine-rate").textContent = tokensPerS ? words("tokensPerS", { rate: rate(tokensPerS) }) : "";
-    this.#onState(isRunning ? "working" : "ready", words(isRunning ? "working" : "ready"));
+    const missing = missingNodes(stats.nodes);
+    if (missing) this.#onState("away", words("waitsForNode", { ranks: missing }));
+    else this.#onState(isRunning ? "working" : "ready", words(isRunning ? "working" : "ready"));
     this.#delay = isRunning || hasMoved ? BUSY_MS : Math.min(IDLE_MS, 1.5 * this.#delay);
   }
 

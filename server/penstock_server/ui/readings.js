@@ -1,15 +1,14 @@
 // The instruments below the strip: rates over the last seconds, the last step beside its prediction, links, keys
 // and values, the queue.
 
-import { element, svg } from "./dom.js";
 import { byteRate, bytes, percent, rate, seconds } from "./figures.js";
-import { explained, term } from "./terms.js";
+import { nodeReadings } from "./nodes.js";
+import { HISTORY, reading } from "./reading.js";
 import { count, words } from "./words.js";
 
 /** The seconds, and the least number of steps, over which rates are taken. */
 const WINDOW_S = 3;
 const WINDOW_STEPS = 3;
-const HISTORY = 60;
 /** The shortest step that is compared with its floor: in a shorter one, what surrounds the step counts as much. */
 const SHORTEST_COMPARED_S = 0.01;
 
@@ -77,6 +76,7 @@ export class Readings {
   #window = new Window();
   #history = Array(HISTORY).fill(0);
   #shown = {};
+  #nodes = null;
 
   constructor(place) {
     this.#place = place;
@@ -96,7 +96,9 @@ export class Readings {
       ...(stats.kv_disk && { kept: reading(words("keptTitle"), "explainKept") }),
       queue: reading(words("sequences"), "explainSequences"),
     };
-    this.#place.replaceChildren(...Object.values(this.#shown).map((each) => each.view));
+    this.#nodes = nodeReadings(stats.nodes);
+    const views = Object.values(this.#shown).map((each) => each.view);
+    this.#place.replaceChildren(...views, ...this.#nodes.views);
   }
 
   clear() {
@@ -128,6 +130,7 @@ export class Readings {
     );
     this.#shown.kv.fill(used);
     if (stats.kv_disk && this.#shown.kept) this.#showKept(stats.kv_disk);
+    this.#nodes.show(stats.nodes);
     this.#shown.queue.set(`${stats.num_running}`, words("runningWaiting", { waiting: stats.num_waiting }));
     return tokens;
   }
@@ -229,51 +232,3 @@ export class Readings {
 
 const LINKS = { disk: "fromDisk", [EXPERTS]: "expertsFromDisk", "host to device": "toGpu" };
 const linkTitle = (name) => (LINKS[name] ? words(LINKS[name]) : name);
-
-/** One instrument. explanation: the key of what its title means. An instrument of the `kind` "bar" has a bar with a mark, "spark" a line of the last values. */
-function reading(title, explanation, kind) {
-  const value = element("b", {}, "–");
-  const remark = element("span", { class: "words" });
-  const fill = element("i", { class: "fill" });
-  const mark = element("i", { class: "mark", hidden: true });
-  const line = svg("polyline", {});
-  const picture =
-    kind === "spark"
-      ? svg(
-          "svg",
-          {
-            class: "spark",
-            viewBox: `0 0 ${HISTORY} 12`,
-            preserveAspectRatio: "none",
-            "aria-hidden": "true",
-          },
-          line,
-        )
-      : element("span", { class: "gauge", "aria-hidden": "true", hidden: kind !== "bar" }, fill, mark);
-  const view = element(
-    "div",
-    { class: "reading" },
-    element("dt", {}, term(title, explanation)),
-    element("dd", {}, value, picture, remark),
-  );
-  return {
-    view,
-    set(text, sentence) {
-      if (value.textContent !== text) value.textContent = text;
-      if (remark.textContent !== sentence) remark.replaceChildren(...explained(sentence));
-    },
-    fill(part, marked = null) {
-      picture.hidden = part === null;
-      fill.style.inlineSize = `${100 * part}%`;
-      mark.hidden = !marked;
-      if (marked) mark.style.insetInlineStart = `${100 * marked}%`;
-    },
-    draw(values) {
-      const most = Math.max(...values, 1e-9);
-      line.setAttribute(
-        "points",
-        values.map((each, index) => `${index},${11.5 - 11 * (each / most)}`).join(" "),
-      );
-    },
-  };
-}

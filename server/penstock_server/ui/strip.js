@@ -75,6 +75,7 @@ export class Strip {
       parts: parts.join(words("listComma")),
       bytes: bytes(plan.streamed_bytes),
     });
+    if (plan.nodes.length > 0) this.summary = words("ofThisMachine", { summary: this.summary });
     this.#describe(this.summary);
   }
 

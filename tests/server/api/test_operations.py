@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine
 from penstock.async_engine import EngineStatus
+from penstock.nodes.member import NodeStatus
 from penstock_server import __version__
 from penstock_server.api.app import create_app
 from penstock_server.facade.engine import ServedEngine
@@ -58,6 +60,21 @@ def test_draining_is_alive_but_not_ready(engine: FakeAsyncEngine) -> None:
         assert client.get("/health/live").status_code == 200
         refused = client.post("/v1/completions", json={"prompt": "x"})
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+
+
+def test_a_machine_that_is_away(make_client: MakeClient) -> None:
+    """A router sends requests elsewhere, and nobody restarts the server: requests wait for the machine."""
+    engine = FakeAsyncEngine()
+    away = NodeStatus(2, "secret", "away", "secret", (0, 1), 0, 0, 0, 0, True, 0, 0.0, 1, 3.0, 0.0)
+    engine.model.nodes = (replace(away, rank=1, state="ready"), away)
+    client = make_client(engine)
+    for path in READY:
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert answer.json() == {"status": "waiting", "message": "rank 2 is away"}
+    assert client.get("/health/live").status_code == 200
+    engine.model.nodes = ()
+    assert client.get("/health").json() == {"status": "ok"}
 
 
 def test_load_counts_what_is_being_answered(engine: FakeAsyncEngine) -> None:

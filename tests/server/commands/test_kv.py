@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.memory.kv_disk.kv_folder import summaries
+from penstock.memory.kv_disk.piece_numbers import PieceNumbers
 from penstock.memory.kv_disk.record import NO_KEY
 from penstock.memory.kv_disk.shelf import BLOCKS, Shelf
 from penstock.memory.pages import PAGE
@@ -41,6 +42,21 @@ def test_what_lies_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert cli.main(["kv", "list", str(folder), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [(each["name"], each["num_bytes"]) for each in told] == [("new", 2 * PAGE), ("old", 4 * PAGE)]
+
+
+def test_recurrent_states_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    about = {"fingerprint": "0d" * 32, "model": "/models/hybrid", "state_blocks": 3}
+    pieces = PieceNumbers(first=9, num_pieces=3)
+    with Shelf.open(tmp_path / "hybrid", about, PAGE) as shelf:
+        for key in ((1).to_bytes(32, "big"), *pieces.keys(bytes(32)), *pieces.keys(b"other")):
+            shelf.add(key, NO_KEY, memoryview(mmap.mmap(-1, PAGE)))
+    assert cli.main(["kv", "list", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "7 blocks  hybrid" in text and "6 of them are 2 recurrent states" in text
+    assert cli.main(["kv", "list", str(tmp_path), "--json"]) == 0
+    assert [each["num_states"] for each in json.loads(capsys.readouterr().out)] == [2]
+    assert cli.main(["kv", "verify", str(tmp_path)]) == 0
+    assert "7 blocks are whole" in capsys.readouterr().out
 
 
 def test_damaged_blocks_are_found_and_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

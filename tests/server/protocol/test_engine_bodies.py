@@ -136,6 +136,7 @@ STATS = [
     "kv_disk",
     "nodes",
     "kv_spill",
+    "kv_events",
     "step_tokens",
     "steps_by_tokens",
 ]
@@ -214,10 +215,10 @@ def test_the_plan_and_its_step(make_client: MakeClient, model: FakeModel) -> Non
     assert (told["draft_model_bytes"], told["drafting"]) == (0, [])  # the time of no step is known
 
 
-def test_the_other_machines(make_client: MakeClient, model: FakeModel) -> None:
+def test_several_machines(make_client: MakeClient, model: FakeModel) -> None:
     """In the plan, in the totals, and in Prometheus' series."""
-    node = NodeStatus(1, "10.0.0.2:5", "ready", "", (3, 6), 2, 100, 200, 3, False, 7, 0.5, 1)
-    model.leader = SimpleNamespace(status=lambda: (node,))
+    node = NodeStatus(1, "10.0.0.2:5", "away", "", (3, 6), 2, 100, 200, 3, False, 7, 0.5, 1, 12.2, 0.025)
+    model.nodes = (node,)
     client = make_client(FakeAsyncEngine(model=model))
     expected = {**asdict(node), "layers": [3, 6]}
     assert client.get("/v1/plan").json()["nodes"] == [expected]
@@ -227,11 +228,12 @@ def test_the_other_machines(make_client: MakeClient, model: FakeModel) -> None:
         line.partition("{")[0] + " " + line.split()[-1] for line in lines if line.startswith("penstock:node")
     ]
     assert series == [
-        "penstock:node_ready 1.0", "penstock:node_steps_total 7.0", "penstock:node_busy_seconds_total 0.5",
+        "penstock:node_ready 0.0", "penstock:node_steps_total 7.0", "penstock:node_busy_seconds_total 0.5",
         "penstock:node_losses_total 1.0",
     ]  # fmt: skip
     (line,) = served_plan_lines(ServedPlanBody(**client.get("/v1/plan").json()))[-1:]
-    assert line.startswith("rank 1 at 10.0.0.2:5 is ready: layers 3 to 5, 2 of 3 stay")
+    assert line.startswith("rank 1 at 10.0.0.2:5 is away for 12 s: layers 3 to 5, 2 of 3 stay")
+    assert "; 25.0 ms of a step of one token" in line
 
 
 def test_the_plan_says_what_guesses_should_bring(make_client: MakeClient, model: FakeModel) -> None:

@@ -16,6 +16,7 @@ from penstock.errors import (
     EngineDead,
     EngineStopped,
     InvalidParameter,
+    MachineAway,
     NoTokenLeft,
     QueueFull,
     QueueTimeout,
@@ -36,6 +37,7 @@ from penstock_server.protocol.errors import ApiError, api_error
         (EngineDead("secret"), 503, "server_error", "engine_dead", None),
         (EngineStopped("secret"), 503, "server_error", "shutting_down", None),
         (StepFailed(["r"], "x.safetensors is cut"), 500, "server_error", "step_failed", None),
+        (MachineAway(["r"], "rank 1 is away"), 503, "server_error", "machine_away", None),
         (QueueTimeout("m"), 503, "server_error", "queue_timeout", None),
         (DeadlineExceeded("m"), 504, "server_error", "deadline_exceeded", None),
         (

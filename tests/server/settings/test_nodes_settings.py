@@ -24,6 +24,7 @@ def settings_of(command: str, *flags: str, **environ: str) -> Settings:
 def test_one_machine_needs_nothing() -> None:
     assert settings_of("serve", "m").leader_config("m") is None
     assert settings_of("serve", "m", LWS_GROUP_SIZE="1").leader_config("m") is None
+    assert settings_of("serve", "m", PENSTOCK_NODES_SECRET=SECRET).leader_config("m") is None
 
 
 def test_a_leader_and_a_worker() -> None:
@@ -59,6 +60,12 @@ def test_the_variables_of_leader_worker_set() -> None:
         ("serve", ("m", "--nodes", "2"), "PENSTOCK_NODES_SECRET"),
         ("serve", ("m", "--nodes", "2", "--rank", "1"), "penstock worker --rank 1"),
         ("serve", ("m", "--nodes", "0"), "nodes is at least 2"),
+        ("serve", ("m", "--nodes-listen", "10.0.0.1:7"), "--nodes-listen: .* leave it out"),
+        (
+            "serve",
+            ("m", "--nodes", "1", "--nodes-ssl-certfile", "c", "--nodes-return-limit", "5"),
+            "--nodes-return-limit and --nodes-ssl-certfile: .* leave them out",
+        ),
         ("serve", ("m", "--nodes", "2", "--nodes-secret", SECRET, "--nodes-listen", "a:b"), "HOST:PORT"),
         ("serve", ("m", "--nodes", "2", "--nodes-secret", SECRET, "--nodes-ssl-keyfile", "k"), "certfile"),
         ("worker", ("--rank", "1"), "--leader HOST:PORT"),

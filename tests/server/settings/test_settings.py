@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config import EngineConfig, KernelTuning
+from penstock.config import EngineConfig, KernelTuning, KVEventsConfig
 from penstock.errors import ConfigError
 from penstock_server.settings.settings import Settings
 from penstock_server.settings.sources import add_flags, make_settings
@@ -67,6 +67,7 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         kv_disk="kv",
         kv_disk_size=1,
         kv_spill="spill",
+        kv_events_config=KVEventsConfig(topic="kv"),
         block_size=32,
         max_model_len=2,
         max_num_seqs=3,

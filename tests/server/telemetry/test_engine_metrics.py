@@ -10,7 +10,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakes import FakeAsyncEngine, one_model
 from penstock.async_engine import EngineStatus
-from penstock.metrics import KVDiskReads, KVDiskStats, KVSpillStats, Preemptions, StepStats, Traffic
+from penstock.metrics import (
+    KVDiskReads,
+    KVDiskStats,
+    KVEventStats,
+    KVSpillStats,
+    Preemptions,
+    StepStats,
+    Traffic,
+)
 from penstock.spec import UnitKey
 from penstock.weights.tiers.use_counts import UseCounts
 from penstock_server.telemetry.metrics import RequestMetrics
@@ -62,7 +70,7 @@ def test_keys_and_values_on_disk(metrics: RequestMetrics, engine: FakeAsyncEngin
     totals = engine.model.metrics
     totals.prefix_cache_hits = 80
     assert samples(metrics)["penstock:kv_hit_tokens_total/memory"] == 80
-    reads = KVDiskReads(num_blocks=3, num_tokens=48, read_s=0.5, saved_s=7.5)
+    reads = KVDiskReads(num_blocks=3, num_states=2, num_tokens=48, read_s=0.5, saved_s=7.5)
     totals.kv_disk = KVDiskStats(1000, 300, 3, True, 5, 500, 6, 7, 8, 400, reads)
     found = samples(metrics)
     tiers = [found[f"penstock:kv_hit_tokens_total/{tier}"] for tier in ("memory", "disk")]
@@ -70,9 +78,9 @@ def test_keys_and_values_on_disk(metrics: RequestMetrics, engine: FakeAsyncEngin
     assert (found["penstock:kv_disk_bytes"], found["penstock:kv_disk_limit_bytes"]) == (300, 1000)
     totals_of = {name: found[f"penstock:kv_disk_{name}_total"] for name in (
         "read_bytes", "written_bytes", "read_seconds", "saved_seconds", "missed_blocks", "failed_writes",
-        "damaged_blocks",
+        "damaged_blocks", "read_states",
     )}  # fmt: skip
-    assert [*totals_of.values()] == [400, 500, 0.5, 7.5, 6, 7, 8]
+    assert [*totals_of.values()] == [400, 500, 0.5, 7.5, 6, 7, 8, 2]
 
 
 def test_preemptions_by_kind(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
@@ -152,3 +160,11 @@ def test_the_cache_is_described(metrics: RequestMetrics, engine: FakeAsyncEngine
     # 20 blocks of 16 tokens, and the model's longest sequence has 1000
     facts |= {"kv_cache_size_tokens": "320", "kv_cache_max_concurrency": "0.32"}
     assert sample.value == 1 and sample.labels == facts | {"engine": "0", "model_name": "tiny"}
+
+
+def test_events_for_routers(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
+    assert "penstock:kv_events_sent_batches_total" not in samples(metrics)
+    engine.model.metrics.kv_events = KVEventStats(3, 300, 1)
+    found = samples(metrics)
+    names = ("sent_batches", "sent_bytes", "dropped_batches")
+    assert [found[f"penstock:kv_events_{name}_total"] for name in names] == [3, 300, 1]

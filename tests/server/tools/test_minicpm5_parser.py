@@ -21,7 +21,10 @@ PROPERTIES: dict[str, Any] = {
 WEATHER = Function.model_validate(
     {"name": "weather", "parameters": {"type": "object", "properties": PROPERTIES}}
 )
-FUNCTIONS = [WEATHER, Function.model_validate({"name": "now"})]
+BOOK = Function.model_validate(
+    {"name": "book", "parameters": {"properties": {"seat": {}, "day": {}}, "required": ["seat"]}}
+)
+FUNCTIONS = [WEATHER, Function.model_validate({"name": "now"}), BOOK]
 PARIS = '<function name="weather"><param name="city">Paris</param></function>'
 NOW = '<function name="now"></function>'
 
@@ -39,7 +42,6 @@ def found(*pieces: str) -> Found:
         (f"{PARIS}\nDone.", "\nDone.", [("weather", {"city": "Paris"})]),
         (PARIS.replace('"', "'"), "", [("weather", {"city": "Paris"})]),
         (PARIS.replace(">", ">\n  "), "", [("weather", {"city": "Paris"})]),
-        ('<function name="made_up"><param name="a">1</param></function>', "", [("made_up", {"a": 1})]),
         (PARIS.removesuffix("</function>"), "", [("weather", {"city": "Paris"})]),
         (PARIS.replace("</param>", ""), "", [("weather", {"city": "Paris"})]),
         (PARIS.replace("</param>", "</param>, and"), "", [("weather", {"city": "Paris"})]),
@@ -112,6 +114,13 @@ def test_the_schema_says_what_a_text_stands_for(name: str, text: str, value: Any
         f'<function name="{"w" * 400}"></function>',
         '<function name="">{"a": 1}</function>',
         "  \n",
+        'Well: \n<function name="made_up"><param name="a">1</param></function>',
+        '<function name="weather"><param>Paris</param></function> is how',
+        PARIS.replace("</function>", '<param name="city">Rome</param></function>'),
+        '<function name="book"></function>',
+        '<function name="book"><param name="Seat">7</param></function>',
+        '<function name="book"><param name="arguments">{"day": 1}</param></function>\n',
+        '<function name="made_up"><param name="a">1',
     ],
 )
 def test_what_is_no_call_is_text_to_the_last_character(text: str) -> None:
@@ -130,6 +139,9 @@ TEXTS = st.lists(
         [
             PARIS,
             NOW,
+            '<function name="book">',
+            '<param name="seat">',
+            "<param>",
             "<function",
             ' name="weather"',
             ">",

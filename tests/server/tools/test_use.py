@@ -173,13 +173,14 @@ def test_minicpm5s_tags_are_special_tokens(tmp_path: Path) -> None:
     backend.add_special_tokens({"extra_special_tokens": tags})
     special = Tokenizer(backend, frozenset({1}))
     special.tool_template = MINICPM5
-    use = ToolUse.of(request().as_conversation.tools, special, "auto")
+    book = {"type": "function", "function": {"name": "book", "parameters": {"properties": {"city": {}}}}}
+    use = ToolUse.of(request(tools=[book]).as_conversation.tools, special, "auto")
     params = use.binding.bind(SamplingParams(skip_special_tokens=True))
-    call = '<function name="weather"><param name="city">Paris</param></function>'
+    call = '<function name="book"><param name="city">Paris</param></function>'
     detokenizer = Detokenizer(special, [5], skip_special_tokens=params.skip_special_tokens)
     pieces = [detokenizer.add(token_id) for token_id in special.encode(call)]
     found = parse(use.parser(), [*pieces, detokenizer.finish()])
-    assert (found.text, found.named) == ("", [("weather", '{"city": "Paris"}')])
+    assert (found.text, found.named) == ("", [("book", '{"city": "Paris"}')])
 
 
 def test_schemas_are_checked_where_they_bind() -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Set
 from dataclasses import replace
 
-from penstock.errors import CheckpointError, InvalidParameter, StepFailed
+from penstock.errors import InvalidParameter, PenstockError, StepFailed
 from penstock.generation.chosen import Chosen
 from penstock.generation.grammars.blanks import BlankMatcher
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
@@ -120,7 +120,7 @@ class RequestTable:
                 self.end(output.request_id, output.finish_reason)
         return outputs
 
-    def fail(self, batch: Batch, error: CheckpointError) -> StepFailed:
+    def fail(self, batch: Batch, error: PenstockError) -> StepFailed:
         """End the requests of a step that can't be computed."""
         self._scheduler.rollback(batch)
         ids = list(dict.fromkeys(item.sequence.request.request_id for item in batch.scheduled))

@@ -109,6 +109,7 @@ class Admission:
             last = lower[-1]
             lower = lower[: -len(together(last))]
             self._preempt(last)
+        self.look_up()
 
     def grow_running(self) -> bool:
         """Blocks for all tokens of all running sequences; the last sequences give way where blocks are too

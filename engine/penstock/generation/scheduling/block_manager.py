@@ -10,12 +10,15 @@ from collections.abc import Callable
 
 from penstock.generation.scheduling.block_pool import BlockPool
 from penstock.generation.scheduling.disk_blocks import DiskBlocks
+from penstock.generation.scheduling.events.block_log import BlockLog
 from penstock.generation.scheduling.moving.block_store import BlockStore
 from penstock.generation.scheduling.moving.departures import Departures
 from penstock.generation.scheduling.prefix_cache import PrefixCache
 from penstock.generation.scheduling.sequence_group import together
+from penstock.generation.scheduling.states.kept_states import KeptStates
 from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
+from penstock.memory.kv_disk.piece_numbers import PieceNumbers
 
 
 class BlockManager:
@@ -29,16 +32,25 @@ class BlockManager:
         states: StatePool | None = None,
         store: BlockStore | None = None,
         compute_s: Callable[[int], float] = lambda num_tokens: 0.0,
+        pieces: PieceNumbers | None = None,
+        log: BlockLog | None = None,
     ) -> None:
         """`states`: of a model with recurrent states. `store` keeps blocks that outlive this manager;
-        compute_s: tokens of a prompt -> seconds that computing them takes, 0: unknown."""
+        compute_s: tokens of a prompt -> seconds that computing them takes, 0: unknown. `pieces`: by which
+        numbers the store knows the states. `log` is told of blocks that can be found."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.states = states or StatePool()
-        self.prefix_cache = PrefixCache(self.pool, block_size, enable_prefix_caching, self.states, store)
+        kept = None
+        if store is not None and pieces is not None:
+            kept = KeptStates(self.states, store, pieces, compute_s)
+        self.prefix_cache = PrefixCache(
+            self.pool, block_size, enable_prefix_caching, self.states, store, kept, log
+        )
         self.departures = Departures(self.pool, self.prefix_cache, store, compute_s)
-        self.disk = DiskBlocks(self.pool, self.prefix_cache, store, compute_s, self.departures.counts)
+        preemptions = self.departures.counts
+        self.disk = DiskBlocks(self.pool, self.prefix_cache, store, compute_s, preemptions, kept)
         self._copies: list[tuple[int, int]] = []
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -135,6 +147,7 @@ class BlockManager:
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's blocks back. The last ones will be taken first: a prefix without its beginning
         can't be found."""
+        self.prefix_cache.leave(sequence)
         for table in sequence.block_tables:
             for block in reversed(table):
                 self.pool.disown(block)
@@ -145,9 +158,7 @@ class BlockManager:
         """No block holds what it held, and none can be found. Sequences keep their tables until they are
         released."""
         self._copies.clear()
-        self.prefix_cache.rollback()
-        for block in range(self.num_blocks):
-            self.pool.drop_key(block)
+        self.prefix_cache.forget_all()
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
         """The copies (source, destination) that the step has to make before it writes, in this order. The

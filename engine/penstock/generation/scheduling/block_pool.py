@@ -23,6 +23,8 @@ class BlockPool:
         self._versions = [0] * num_blocks
         #: Block -> its key, and how many tokens the key stands for.
         self._keys: dict[int, tuple[bytes, int]] = {}
+        #: Is told of each block that loses its key.
+        self.on_drop: Callable[[int], None] = lambda block: None
 
     @property
     def num_free(self) -> int:
@@ -81,3 +83,4 @@ class BlockPool:
         if block in self._keys:
             key, _ = self._keys.pop(block)
             del self._found[key]
+            self.on_drop(block)

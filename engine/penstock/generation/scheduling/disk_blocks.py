@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from penstock.generation.scheduling.block_pool import BlockPool
 from penstock.generation.scheduling.moving.block_store import BlockStore, Reading
-from penstock.generation.scheduling.prefix_cache import PrefixCache
+from penstock.generation.scheduling.prefix_cache import FoundWith, PrefixCache
 from penstock.generation.scheduling.sequence_group import together
+from penstock.generation.scheduling.states.kept_states import ArrivingState, KeptStates
 from penstock.generation.sequence import Sequence
 from penstock.metrics import KVDiskReads, Preemptions
 
@@ -26,6 +27,10 @@ class _Arriving:
     #: the tokens that the keys stand for.
     held: list[int]
     wanted: list[tuple[bytes, int, int]]
+    #: The recurrent state behind the blocks, if it comes from disk, too.
+    state: ArrivingState | None
+    #: Tokens that need not be computed, if all arrives. Of a model with recurrent states none otherwise.
+    num_tokens: int
     #: What computing the tokens would take; 0: unknown.
     compute_s: float
 
@@ -40,15 +45,18 @@ class DiskBlocks:
         store: BlockStore | None,
         compute_s: Callable[[int], float],
         preemptions: Preemptions,
+        kept_states: KeptStates | None = None,
     ) -> None:
         """compute_s: tokens of a prompt -> seconds that computing them takes; 0: unknown, and then blocks are
-        read. `preemptions` counts what preempted sequences find. Without a store nothing is done."""
+        read. `preemptions` counts what preempted sequences find. Without a store nothing is done.
+        kept_states: of a model with recurrent states."""
         self.reads = KVDiskReads()
         self._preemptions = preemptions
         self._pool = pool
         self._prefix_cache = prefix_cache
         self._store = store
         self._compute_s = compute_s
+        self._kept_states = kept_states
         self._arriving: dict[Sequence, _Arriving] = {}
         #: Sequences that were looked up since they began to wait.
         self._looked_up = weakref.WeakSet[Sequence]()
@@ -64,27 +72,35 @@ class DiskBlocks:
             return
         if num_missing(sequence) > self._pool.num_free:
             return
-        self._looked_up.add(sequence)
-        held, keys = self._find(sequence)
-        num_tokens = sum(keys.values())
-        compute_s = self._compute_s(num_tokens) if keys else 0.0
-        if not keys or 0 < compute_s <= self._store.expected_read_s(len(keys)):
+        found, kept = self._find(sequence, self._store), self._kept_states
+        num_pieces = kept.num_pieces if kept is not None and found.state is not None else 0
+        num_reads = len(found.missing) + num_pieces
+        compute_s = self._compute_s(found.num_tokens) if num_reads else 0.0
+        if not num_reads or 0 < compute_s <= self._store.expected_read_s(num_reads):
+            self._looked_up.add(sequence)
             return
-        for block in held:
+        state = kept.begin(found.state) if kept is not None and found.state is not None else None
+        if num_pieces and state is None:
+            return  # a later step may have a slot for the state
+        self._looked_up.add(sequence)
+        for block in found.held:
             self._pool.own(block)
-        wanted = [(key, self._pool.take(), num_keyed) for key, num_keyed in keys.items()]
-        reading = self._store.read([(key, block) for key, block, _ in wanted], compute_s or math.inf)
-        self._arriving[sequence] = _Arriving(reading, held, wanted, compute_s)
+        wanted = [(key, self._pool.take(), num_keyed) for key, num_keyed in found.missing.items()]
+        pieces = state.wanted if state is not None else []
+        reading = self._store.read([(key, block) for key, block, _ in wanted] + pieces, compute_s or math.inf)
+        arriving = _Arriving(reading, found.held, wanted, state, found.num_tokens, compute_s)
+        self._arriving[sequence] = arriving
 
-    def _find(self, sequence: Sequence) -> tuple[list[int], dict[bytes, int]]:
-        """What is kept of a sequence and its group: blocks in the cache, and the keys of others with the
-        tokens that these stand for."""
-        held, keys = list[int](), dict[bytes, int]()
+    def _find(self, sequence: Sequence, store: BlockStore) -> FoundWith:
+        """What is kept of a sequence and its group; of a model with recurrent states, of the sequence."""
+        found = self._prefix_cache.find_with(sequence, store)
+        if self._kept_states is not None:
+            return found
         for member in together(sequence):
-            here, elsewhere = self._prefix_cache.find_with(member, self._store or ())
-            held += here
-            keys |= elsewhere
-        return held, keys
+            if member is not sequence:
+                more = self._prefix_cache.find_with(member, store)
+                found = FoundWith(found.held + more.held, found.missing | more.missing)
+        return found._replace(num_tokens=sum(found.missing.values()))
 
     def land(self) -> None:
         """Blocks that have arrived can be found from now on."""
@@ -97,27 +113,35 @@ class DiskBlocks:
         if arriving is None:
             return
         arrived = arriving.reading.end()
-        num_tokens = 0
         for key, block, num_keyed in arriving.wanted:
             if key in arrived:
-                self._pool.set_key(block, key, num_keyed)
-                num_tokens += num_keyed
+                self._prefix_cache.land(sequence, block, key, num_keyed)
         # The last ones give way first: a prefix without its beginning can't be found.
         for block in reversed([*arriving.held, *(block for _, block, _ in arriving.wanted)]):
             self._pool.disown(block)
-        self._count(sequence, arriving, len(arrived), num_tokens)
+        if arriving.state is not None and self._kept_states is not None:
+            self._kept_states.end(arriving.state, arrived)
+        self._count(sequence, arriving, arrived)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence may be looked up again: it has lost what it had."""
         self._looked_up.discard(sequence)
 
-    def _count(self, sequence: Sequence, arriving: _Arriving, num_blocks: int, num_tokens: int) -> None:
+    def _count(self, sequence: Sequence, arriving: _Arriving, arrived: set[bytes]) -> None:
         reads, elapsed_s = self.reads, arriving.reading.elapsed_s
+        num_blocks = sum(key in arrived for key, _, _ in arriving.wanted)
+        pieces = [] if arriving.state is None else arriving.state.wanted
+        is_state_here = all(key in arrived for key, _ in pieces)
+        reads.num_states += bool(pieces) and is_state_here
+        if self._kept_states is None:
+            num_tokens = sum(num_keyed for key, _, num_keyed in arriving.wanted if key in arrived)
+        else:
+            num_tokens = arriving.num_tokens * (is_state_here and num_blocks == len(arriving.wanted))
         reads.num_blocks += num_blocks
         reads.num_tokens += num_tokens
         reads.read_s += elapsed_s
-        computed_s = arriving.compute_s * num_blocks / len(arriving.wanted)
-        saved_s = max(0.0, computed_s - elapsed_s)
+        spared_s = arriving.compute_s * num_tokens / arriving.num_tokens
+        saved_s = max(0.0, spared_s - elapsed_s)
         reads.saved_s += saved_s
         if sequence.was_preempted:
             self._preemptions.moved_tokens += num_tokens

@@ -12,12 +12,15 @@ are accepted.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Iterable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.generation.scheduling.block_keys import encoder_keys, full_key, partial_key, tail_key
 from penstock.generation.scheduling.block_pool import BlockPool
+from penstock.generation.scheduling.events.block_log import BlockLog
 from penstock.generation.scheduling.moving.block_store import KeptBlock
+from penstock.generation.scheduling.states.kept_states import KeptStates
 from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.scheduling.states.state_saves import StateSaves
 from penstock.generation.sequence import Sequence
@@ -27,6 +30,18 @@ class Keeper(Protocol):
     """Keeps computed blocks elsewhere: BlockStore in moving/block_store.py."""
 
     def offer(self, block: int, key: bytes, parent: bytes, is_unchanged: Callable[[], bool]) -> None: ...
+
+
+class FoundWith(NamedTuple):
+    """What is here and elsewhere of a sequence's next tokens and its encoded input."""
+
+    #: Blocks that are here, and the keys of the others with the tokens that these stand for.
+    held: list[int]
+    missing: dict[bytes, int]
+    #: The key of the recurrent state behind them, if it lies elsewhere.
+    state: bytes | None = None
+    #: Tokens that need not be computed, if what is elsewhere comes here.
+    num_tokens: int = 0
 
 
 class PrefixCache:
@@ -39,17 +54,23 @@ class PrefixCache:
         is_enabled: bool,
         states: StatePool,
         keeper: Keeper | None = None,
+        kept_states: KeptStates | None = None,
+        log: BlockLog | None = None,
     ) -> None:
-        """Whole blocks are offered to the `keeper` when they were computed."""
+        """Whole blocks are offered to the `keeper` when they were computed. kept_states: copies of states
+        that the same keeper has. `log` is told of the whole blocks of texts that can be found."""
         self._pool = pool
         self._keeper = keeper
         self._block_size = block_size
         self._is_enabled = is_enabled
         self._states = states
-        self._state_saves = StateSaves(states, block_size)
+        self._state_saves = StateSaves(states, block_size, kept_states)
         #: Blocks that got their keys in the step that is being decided or computed, each with the key of the
         #: block before it in the text.
         self._unconfirmed: dict[int, bytes] = {}
+        self._log = log
+        if log is not None:
+            pool.on_drop = log.drop
 
     def is_read_by(self, sequence: Sequence) -> bool:
         """Whether a sequence looks for blocks. A sequence whose prompt is scored does not: every token has to
@@ -76,13 +97,15 @@ class PrefixCache:
                 return [*found, block]
         return found
 
-    def find_with(self, sequence: Sequence, others: Container[bytes]) -> tuple[list[int], dict[bytes, int]]:
-        """Blocks with the sequence's next tokens and its encoded input, as far as they are here or among the
-        `others`: those that are here, and the keys of the others with the tokens that these stand for."""
-        if not self.is_read_by(sequence) or self._states.is_needed:
-            return [], {}
+    def find_with(self, sequence: Sequence, others: Container[bytes]) -> FoundWith:
+        """The sequence's next tokens and its encoded input, as far as they are here or among the `others`;
+        where the model has recurrent states, up to the last block behind which there is a state."""
+        if not self.is_read_by(sequence):
+            return FoundWith([], {})
         size = self._block_size
         here, elsewhere = self._sort(((key, size) for key in self._next_keys(sequence)), others)
+        if self._states.is_needed:
+            return self._with_state(sequence, len(here) + len(elsewhere), others)
         for partial in self._partial_keys(sequence, len(here) + len(elsewhere)):
             tail, more = self._sort((partial,), others)
             if tail or more:
@@ -92,8 +115,16 @@ class PrefixCache:
             keys = encoder_keys(sequence, -(-sequence.encoder.num_tokens // size))
             encoded, missing = self._sort(((key, size) for key in keys), others)
             if len(encoded) + len(missing) == len(keys):
-                return encoded + here, missing | elsewhere
-        return here, elsewhere
+                here, elsewhere = encoded + here, missing | elsewhere
+        return FoundWith(here, elsewhere, num_tokens=sum(elsewhere.values()))
+
+    def _with_state(self, sequence: Sequence, num_found: int, others: Container[bytes]) -> FoundWith:
+        """Of `num_found` blocks those that can be used with a state behind them."""
+        num_here, size = len(self.find(sequence)), self._block_size
+        num_blocks, state = self._state_saves.reach_on_disk(sequence, num_found)
+        keys = itertools.islice(self._next_keys(sequence), num_blocks)
+        here, elsewhere = self._sort(((key, size) for key in keys), others)
+        return FoundWith(here, elsewhere, state, (num_blocks - num_here) * size)
 
     def _next_keys(self, sequence: Sequence) -> Iterator[bytes]:
         """The keys of the sequence's whole blocks from the first pending token on."""
@@ -208,17 +239,38 @@ class PrefixCache:
 
     def confirm(self) -> None:
         """The step was computed."""
-        if self._keeper is not None and not self._states.is_needed:
+        if self._keeper is not None:
             self._offer(self._keeper)
         self._unconfirmed.clear()
-        self._states.end_step(is_computed=True)
+        self._state_saves.end_step(is_computed=True)
+        if self._log is not None:
+            self._log.end_step(is_computed=True)
 
     def rollback(self) -> None:
         """The step was not computed. Every sequence that had a part in it must be released."""
         for block in self._unconfirmed:
             self._pool.drop_key(block)
         self._unconfirmed.clear()
-        self._states.end_step(is_computed=False)
+        self._state_saves.end_step(is_computed=False)
+        if self._log is not None:
+            self._log.end_step(is_computed=False)
+
+    def land(self, sequence: Sequence, block: int, key: bytes, num_tokens: int) -> None:
+        """A block of the sequence, or a part of one, has come from disk, and can be found from now on."""
+        if self._pool.set_key(block, key, num_tokens) and self._log is not None:
+            self._log.arrive(block, sequence, key)
+
+    def forget_all(self) -> None:
+        """No block can be found any more."""
+        self.rollback()
+        for block in range(self._pool.num_blocks):
+            self._pool.drop_key(block)
+        if self._log is not None:
+            self._log.clear()
+
+    def leave(self, sequence: Sequence) -> None:
+        """The sequence lets go of its blocks and its state."""
+        self._state_saves.leave(sequence)
 
     def _offer(self, keeper: Keeper) -> None:
         """Offer the whole blocks of the step. Nobody writes into them before they are taken again."""
@@ -230,8 +282,13 @@ class PrefixCache:
     def _set_full(self, sequence: Sequence, index: int, token_ids: list[int]) -> None:
         key = full_key(sequence, index, token_ids, self._block_size)
         before = sequence.block_keys[index - 1] if index else b""
-        self._set_key(sequence.block_table[index], key, self._block_size, before)
+        block = sequence.block_table[index]
+        if self._set_key(block, key, self._block_size, before) and self._log is not None:
+            self._log.expect(block, sequence, index, token_ids)
 
-    def _set_key(self, block: int, key: bytes, num_tokens: int, before: bytes = b"") -> None:
-        if self._pool.set_key(block, key, num_tokens):
+    def _set_key(self, block: int, key: bytes, num_tokens: int, before: bytes = b"") -> bool:
+        """Whether the block has this key now, and had it not before."""
+        is_new = self._pool.set_key(block, key, num_tokens)
+        if is_new:
             self._unconfirmed[block] = before
+        return is_new

@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from penstock.errors import HandoverError
 from penstock.memory.planning.plan import HANDOVER_BYTES
 
 #: void (*)(void *user_data), which cuLaunchHostFunc takes.
@@ -63,10 +64,12 @@ class CudaHandover:
         self._held.clear()
 
     def check(self) -> None:
-        """Raises what a `compute` raised since the last call."""
+        """Raises HandoverError if a `compute` has failed since the last call."""
         failure, self._failure = self._failure, None
         if failure is not None:
-            raise failure
+            raise HandoverError(
+                f"the processor could not compute its share beside the card: {failure or repr(failure)}"
+            ) from failure
 
     def close(self) -> None:
         """Nothing may be queued any more."""

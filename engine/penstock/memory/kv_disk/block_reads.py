@@ -133,7 +133,7 @@ class BlockReads:
             if is_whole is False:
                 self._stats.corrupt_blocks += 1
                 logger.warning(
-                    "a block of keys and values in %s is damaged: its tokens are computed again", shelf.folder
+                    "a block in %s is damaged: the tokens that it is of are computed again", shelf.folder
                 )
             self._stats.read_bytes += shelf.extent_bytes if is_whole else 0
             if is_whole and read.begin_copy():

@@ -29,6 +29,13 @@ class ShelfSummary:
     #: 1970; 0 without blocks.
     oldest_s: float
     newest_s: float
+    #: How many of the blocks are pieces of recurrent states.
+    num_pieces: int = 0
+
+    @property
+    def num_states(self) -> int:
+        """Recurrent states that the pieces make."""
+        return self.num_pieces // int(self.about.get("state_blocks", 1))
 
 
 def summaries(folder: Path) -> list[ShelfSummary]:
@@ -53,6 +60,7 @@ def _summary(folder: Path) -> ShelfSummary | None:
         len(order) * extent_bytes,
         first.last_used_s if first else 0.0,
         max((record.last_used_s for record in order), default=0.0),
+        sum(record.is_state for record in order),
     )
 
 

@@ -23,6 +23,7 @@ from penstock.memory.kv_disk.block_reads import NEWEST_SHARE, NUM_THREADS, USUAL
 from penstock.memory.kv_disk.kv_folder import KVFolder
 from penstock.memory.kv_disk.record import NO_KEY
 from penstock.memory.kv_disk.shelf import Shelf
+from penstock.memory.kv_disk.state_pieces import StatePieces
 from penstock.memory.pages import round_up
 from penstock.metrics import KVDiskStats
 
@@ -58,6 +59,8 @@ class KVStore:
         raises something soon after the answer is no. `rate`: bytes a second that are written while the engine
         works. Raises what a quick open_shelf() raises."""
         self.stats = KVDiskStats(limit_bytes=folder.limit_bytes)
+        #: By which numbers recurrent states can be offered and read; None: the cache has none.
+        self.pieces = cache.numbers if isinstance(cache, StatePieces) else None
         self.is_idle = is_idle
         self._folder = folder
         self._cache = cache

@@ -19,6 +19,8 @@ RECORD_BYTES = 128
 KEY_BYTES = 32
 #: The key of no block: the parent of a block with which a text begins.
 NO_KEY = bytes(KEY_BYTES)
+#: The keys of pieces of recurrent states begin so (state_pieces.py); those of blocks are hashes.
+STATE_TAG = b"state\0\0\0"
 
 _MAGIC, _HEAD_MAGIC = b"PKVR", b"PKVH"
 _RECORD = struct.Struct(f"<4sI{KEY_BYTES}s{KEY_BYTES}sQd")
@@ -40,6 +42,11 @@ class Record(NamedTuple):
     last_used_s: float
     #: The number of its extent.
     slot: int
+
+    @property
+    def is_state(self) -> bool:
+        """It is a piece of a recurrent state."""
+        return self.key.startswith(STATE_TAG)
 
 
 def block_checksum(key: bytes, content: bytes | memoryview) -> int:

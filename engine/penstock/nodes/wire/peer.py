@@ -34,7 +34,7 @@ class Peer:
         self._ending = threading.Lock()
         self._is_lost = False
         self._threads = [
-            threading.Thread(target=work, name=f"penstock-node-{name}", daemon=True)
+            threading.Thread(target=self._repeat, args=(work,), name=f"penstock-node-{name}", daemon=True)
             for name, work in (("send", self._send), ("read", self._read))
         ]
 
@@ -56,26 +56,25 @@ class Peer:
         self._outgoing.put(None)
         self._lose(reason)
 
-    def _send(self) -> None:
+    def _repeat(self, work: Callable[[], None]) -> None:
         try:
             while not self._is_lost:
-                try:
-                    frame = self._outgoing.get(timeout=self._beat_s)
-                except queue.Empty:
-                    frame = Frame(Kind.BEAT)
-                if frame is not None:
-                    self.channel.send(frame)
+                work()
         except (OSError, ValueError) as error:  # ValueError: the socket was closed meanwhile
             self.close(str(error) or repr(error))
+        except Exception as error:
+            logger.exception("a message could not be sent or taken")
+            self.close(repr(error))
+
+    def _send(self) -> None:
+        try:
+            frame = self._outgoing.get(timeout=self._beat_s)
+        except queue.Empty:
+            frame = Frame(Kind.BEAT)
+        if frame is not None:
+            self.channel.send(frame)
 
     def _read(self) -> None:
-        try:
-            while not self._is_lost:
-                frame = self.channel.receive(lambda: self.limit)
-                if frame.kind is not Kind.BEAT:
-                    self._take(frame)
-        except (OSError, ValueError) as error:
-            self.close(str(error) or repr(error))
-        except Exception as error:
-            logger.exception("a message could not be taken")
-            self.close(repr(error))
+        frame = self.channel.receive(lambda: self.limit)
+        if frame.kind is not Kind.BEAT:
+            self._take(frame)

@@ -43,6 +43,14 @@ class ParameterValues:
             return _of_another_type(text.strip(), types) or json.dumps(text, ensure_ascii=False)
         return json_of(text.strip() if types else text)
 
+    def is_function(self, name: str) -> bool:
+        return name in self._schemas
+
+    def required(self, function: str) -> frozenset[str]:
+        """The parameters that a call must have."""
+        named = self._schemas.get(function, {}).get("required")
+        return frozenset(map(str, named) if isinstance(named, list) else ())
+
     def is_parameter(self, function: str, name: str) -> bool:
         """Whether a function takes a parameter: one without a list of its own takes all."""
         properties = self._properties(function)

@@ -8,6 +8,8 @@ with a copy that was made at the end of a block. A copy has the key of this bloc
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock.generation.scheduling.block_pool import BlockPool
 from penstock.generation.sequence import Sequence
 
@@ -23,6 +25,8 @@ class StatePool:
         #: Slots that the step fills with copies, and the keys of these.
         self._saves: list[tuple[int, bytes]] = []
         self._copies: list[tuple[int, int]] = []
+        #: Slots into which copies are read from disk.
+        self._num_reading = 0
 
     @property
     def is_needed(self) -> bool:
@@ -64,6 +68,27 @@ class StatePool:
         """Whether there is a copy with this key."""
         return self._pool.find(key) is not None
 
+    def watch(self, key: bytes) -> tuple[int, Callable[[], bool]] | None:
+        """The slot of the copy with this key, and a function that says, on any thread, whether the copy is
+        still there; None if there is no such copy."""
+        slot = self._pool.find(key)
+        return None if slot is None else (slot, self._pool.watch(slot))
+
+    def begin_read(self) -> int | None:
+        """Between two steps: a slot into which a copy is read, until end_read(); None if sequences and
+        other copies need them all."""
+        if self._num_reading == self._most_saves:
+            return None
+        self._num_reading += 1
+        return self._pool.take()
+
+    def end_read(self, slot: int, key: bytes | None) -> None:
+        """The slot has the copy with this key, which can be found from now on; None: it has none."""
+        self._num_reading -= 1
+        if key is not None:
+            self._pool.set_key(slot, key, 0)
+        self._pool.disown(slot)
+
     def adopt(self, sequence: Sequence, key: bytes) -> None:
         """Let a sequence go on from a copy that is there."""
         copy = self._pool.find(key)
@@ -78,7 +103,7 @@ class StatePool:
     def save(self, key: bytes) -> int | None:
         """The slot for a copy that the step makes; None if there is none. The copy can be found when the step
         was computed: confirm()."""
-        if len(self._saves) == self._most_saves:
+        if len(self._saves) + self._num_reading == self._most_saves:
             return None
         slot = self._pool.take()
         self._saves.append((slot, key))

@@ -1,0 +1,168 @@
+"""Publisher: sends events of the prefix cache to routers, over ZeroMQ, as vLLM does.
+
+Subscribers of the PUB socket get (topic, sequence number in 8 bytes, batch). Who asks the ROUTER socket for a
+number gets the batches from that number on that are still kept, and then the number -1 with an empty batch.
+One thread has the sockets. A step never waits for it: batches that its queue has no room for are lost, and
+since they have had their numbers, subscribers see the gap."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from penstock.config import KVEventsConfig
+from penstock.errors import ConfigError
+from penstock.generation.scheduling.events.block_log import BlockEvent
+from penstock.kv_events import wire
+from penstock.metrics import KVEventStats
+
+logger = logging.getLogger(__name__)
+
+#: Seconds in which a server that ends sends what is left.
+CLOSE_S = 1.0
+#: Seconds between looks at the socket for replays.
+_LOOK_S = 0.05
+_NUMBER_BYTES = 8
+#: Behind the last batch of a replay.
+END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
+
+
+class _Batch(NamedTuple):
+    number: int
+    time_s: float
+    events: Sequence[BlockEvent]
+
+
+class Publisher:
+    """Close the publisher."""
+
+    def __init__(self, config: KVEventsConfig, block_size: int) -> None:
+        """Opens the sockets. Raises ConfigError if that can't be done, or if the extra is not installed."""
+        self.stats = KVEventStats()
+        self._config = config
+        self._block_size = block_size
+        self._zmq, self._pack = _libraries()
+        self._next_number = 0
+        self._queue = queue.Queue[_Batch | None](config.max_queue_size)
+        self._kept = deque[tuple[int, bytes]](maxlen=config.buffer_steps)
+        self._topic = config.topic.encode()
+        self._closes_at_s: float | None = None
+        self._sockets: list[Any] = []
+        try:
+            self._publishing = self._open_publishing()
+            self._replaying = self._open_replaying()
+        except BaseException:
+            self._close_sockets()
+            raise
+        self._thread = threading.Thread(target=self._run, name="penstock-kv-events", daemon=True)
+        self._thread.start()
+
+    def publish(self, events: Sequence[BlockEvent]) -> None:
+        """Send a batch, if there are events. Never blocks. For one thread."""
+        if not events:
+            return
+        batch = _Batch(self._next_number, time.time(), events)
+        self._next_number += 1
+        try:
+            self._queue.put_nowait(batch)
+        except queue.Full:
+            if not self.stats.dropped_batches:
+                logger.warning(
+                    "--kv-events-config: %d batches of events wait, more are lost: subscribers see a gap in "
+                    "the sequence numbers. A larger max_queue_size keeps more",
+                    self._config.max_queue_size,
+                )
+            self.stats.dropped_batches += 1
+
+    def close(self) -> None:
+        """Send what is left, within CLOSE_S, and close the sockets."""
+        self._closes_at_s = time.monotonic() + CLOSE_S
+        with contextlib.suppress(queue.Full):  # a thread with a full queue does not wait for more
+            self._queue.put_nowait(None)
+        self._thread.join()
+        self._close_sockets()
+
+    def _open_publishing(self) -> Any:
+        endpoint = self._config.endpoint
+        socket = self._socket(self._zmq.PUB)
+        socket.set_hwm(self._config.hwm)
+        if "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://")):
+            self._attach(socket.bind, endpoint)
+        else:
+            self._attach(socket.connect, endpoint)
+        return socket
+
+    def _open_replaying(self) -> Any:
+        if self._config.replay_endpoint is None:
+            return None
+        socket = self._socket(self._zmq.ROUTER)
+        self._attach(socket.bind, self._config.replay_endpoint)
+        return socket
+
+    def _socket(self, kind: int) -> Any:
+        self._sockets.append(self._zmq.Context.instance().socket(kind))
+        return self._sockets[-1]
+
+    def _attach(self, attach: Any, endpoint: str) -> None:
+        try:
+            attach(endpoint)
+        except self._zmq.ZMQError as error:
+            raise ConfigError(
+                f"--kv-events-config: {endpoint} can't be used: {error}. Name another endpoint, such as "
+                "tcp://*:5557"
+            ) from None
+
+    def _close_sockets(self) -> None:
+        for socket in self._sockets:
+            socket.close(linger=int(1000 * CLOSE_S))
+
+    def _run(self) -> None:
+        while self._closes_at_s is None or time.monotonic() < self._closes_at_s:
+            try:
+                batch = self._queue.get(timeout=None if self._replaying is None else _LOOK_S)
+            except queue.Empty:
+                batch = None
+            if batch is not None:
+                self._send(batch)
+            elif self._closes_at_s is not None:
+                return
+            while self._replaying is not None and self._replaying.poll(0):
+                self._replay(self._replaying.recv_multipart())
+
+    def _send(self, batch: _Batch) -> None:
+        payload = self._pack(wire.batch(batch.events, batch.time_s, self._block_size))
+        number = batch.number.to_bytes(_NUMBER_BYTES, "big")
+        self._publishing.send_multipart((self._topic, number, payload))
+        self._kept.append((batch.number, payload))
+        self.stats.sent_batches += 1
+        self.stats.sent_bytes += len(payload)
+
+    def _replay(self, frames: list[bytes]) -> None:
+        """Answer a client of the socket for replays: (client, b"", the first wanted number)."""
+        if len(frames) != 3 or len(frames[2]) != _NUMBER_BYTES:
+            logger.warning("--kv-events-config: a request for a replay was not understood")
+            return
+        client, first = frames[0], int.from_bytes(frames[2], "big")
+        for number, payload in self._kept:
+            if number >= first:
+                parts = (client, b"", number.to_bytes(_NUMBER_BYTES, "big"), payload)
+                self._replaying.send_multipart(parts)
+        self._replaying.send_multipart((client, b"", END, b""))
+
+
+def _libraries() -> tuple[Any, Any]:
+    """The module zmq, and a function that packs. Raises ConfigError."""
+    try:
+        import zmq
+
+        return zmq, wire.packer()
+    except ImportError:
+        raise ConfigError(
+            "--kv-events-config needs libraries that are not installed: pip install 'penstock-llm[events]'"
+        ) from None
