@@ -42,9 +42,9 @@ BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
 VOCABULARY = 2048
 CONTEXT = 4096
-#: Tokens of a sequence in most steps, which is cheaper; the last steps have whole contexts.
+#: Tokens of a sequence in most steps, which is cheaper.
 SHORT = 1024
-LONG_STEPS = 0.05
+LONG_STEPS = 0.2
 STEPS = 3000
 WARM_UP = 100
 PEAK_LR = 1e-2
@@ -123,14 +123,14 @@ SAMPLES = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a training learns. texts(seed): the documents; context: tokens of a sequence in the last steps."""
+    """What a training learns. texts(seed): the documents; context: tokens of a sequence in the long steps."""
 
     texts: Callable[[int], Iterator[Document]]
     seed: int
     peak_lr: float
     context: int
     template: str
-    #: The share of the steps, the last ones, whose sequences have `context` tokens.
+    #: The share of the steps whose sequences have `context` tokens.
     long_share: float = LONG_STEPS
 
 
@@ -264,12 +264,13 @@ def optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
 def fit(model: LlamaForCausalLM, tokenizer: Tokenizer, steps: int, recipe: Recipe) -> None:
     updates = optimizers(model)
     stream = chunks(tokenizer, recipe.seed, recipe.texts)
-    first_long = (1 - recipe.long_share) * steps if recipe.context > SHORT else steps
+    share = recipe.long_share if recipe.context > SHORT else 0.0
     start, total = time.perf_counter(), 0.0
     model.train()
     for step in range(steps):
         chunk = next(stream)
-        loss = loss_of(model, chunk if step < first_long else chunk.in_one())
+        is_long = int((step + 1) * share) > int(step * share)  # evenly spread
+        loss = loss_of(model, chunk.in_one() if is_long else chunk)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in updates:

@@ -36,6 +36,21 @@ class KVDiskReads:
 
 
 @dataclass
+class Preemptions:
+    """What became of preempted sequences since the start."""
+
+    #: Those whose tokens are kept, by what was decided at the preemption, and those that compute all or most
+    #: of their tokens again.
+    num_moved: int = 0
+    num_recomputed: int = 0
+    #: Tokens that came back, and the seconds that computing them would have taken longer.
+    moved_tokens: int = 0
+    saved_s: float = 0.0
+    #: Seconds for which blocks stayed where they were until they were written.
+    write_s: float = 0.0
+
+
+@dataclass
 class KVDiskStats:
     """What became of keys and values on disk since the start. Each number has one thread that writes it."""
 
@@ -153,6 +168,7 @@ class EngineMetrics:
     last_step: StepStats | None = None
     #: What went over each link, by the name of the link.
     links: dict[str, Traffic] = field(default_factory=dict)
+    preemptions: Preemptions = field(default_factory=Preemptions)
     #: None where keys and values are not kept on disk.
     kv_disk: KVDiskStats | None = None
     #: None where all blocks of the KV cache are in memory.

@@ -3,12 +3,16 @@
     .venv/bin/python tests/bench/kv_disk.py restart FOLDER --kv-disk KV
     .venv/bin/python tests/bench/kv_disk.py writing FOLDER --kv-disk KV --host-memory 700MiB
     .venv/bin/python tests/bench/kv_disk.py chat FOLDER --kv-disk KV --tokens 40
+    .venv/bin/python tests/bench/kv_disk.py preempt FOLDER --kv-disk KV --tokens 1000
 
 `restart`: the time to the first token of a prompt that is computed, and, in a new engine and with the page
 cache dropped, of the same prompt read from disk. The tokens and log-probabilities of both must be equal.
 `writing`: steps of new prompts, of which every second one's blocks are written meanwhile.
 `chat`: ten turns of a chat, each of which brings `--tokens` new tokens, and gets an answer of 32; the engine
 is loaded anew before each turn, with the page cache dropped. Tells how many tokens each turn computes.
+`preempt`: a sequence of `--tokens` tokens loses its place to another one of the same length, which has one
+token to write. The time from the end of the other one to the next token of the first, and what the other one
+waited for, with blocks moved and with tokens computed again, in turns.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from pathlib import Path
 
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
-from penstock.generation.requests.generation_request import SamplingParams
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.memory.kv_disk.kv_store import KVStore
 from penstock.text.tokenizer import NoText
 from penstock_server.settings.values import parse_bytes
@@ -143,9 +147,53 @@ def chat(options: argparse.Namespace) -> None:
         text += answer.token_ids
 
 
+def preempt(options: argparse.Namespace) -> None:
+    options.kv_tokens = options.tokens * 3 // 2
+    engine, store = load(options)
+    found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    rate_s = 0.0
+    with engine:
+        store.wait_until_open()
+        engine.meter.prompt_s = lambda num_tokens, _: num_tokens * rate_s  # type: ignore[method-assign]
+        began_s = time.perf_counter()
+        first_token(engine, prompt(options.tokens, time.time_ns()))
+        measured_s = (time.perf_counter() - began_s) / options.tokens
+        for number in range(2 * options.rounds):
+            is_moved = number % 2 == 0
+            rate_s = measured_s if is_moved else 1e-12
+            found[is_moved].append(preempted(engine, options.tokens, time.time_ns()))
+            store.flush()
+        counts = engine.scheduler.block_manager.departures.counts
+        assert counts.num_moved == counts.num_recomputed == options.rounds, counts
+    for is_moved, times in found.items():
+        other_s, back_s = (statistics.median(each) for each in zip(*times, strict=True))
+        print(
+            f"{'moved' if is_moved else 'computed again'}: the next token {back_s:.3f} s after the other "
+            f"sequence, whose first token took {other_s:.3f} s (medians of {len(times)})"
+        )
+
+
+def preempted(engine: Engine, num_tokens: int, seed: int) -> tuple[float, float]:
+    """Seconds to the first token of a sequence that takes the place of another, and from there to the next
+    token of the other one."""
+    few = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    engine.add(GenerationRequest(prompt(num_tokens - 8, seed), few, "low", priority=1))
+    num_found = 0
+    while num_found < 3:
+        num_found += sum(len(output.token_ids) for output in engine.step())
+    last_s, found_s = time.perf_counter(), list[float]()
+    one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    engine.add(GenerationRequest(prompt(num_tokens - 8, seed + 1), one, "high"))
+    while engine.has_work:
+        if engine.step() and len(found_s) < 2:
+            found_s.append(time.perf_counter() - last_s)
+            last_s = time.perf_counter()
+    return found_s[0], found_s[1]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="keys and values on disk")
-    parser.add_argument("what", choices=("restart", "writing", "chat"))
+    parser.add_argument("what", choices=("restart", "writing", "chat", "preempt"))
     parser.add_argument("model", help="a converted folder")
     parser.add_argument("--kv-disk", type=Path, required=True)
     parser.add_argument("--host-memory", type=parse_bytes)
@@ -153,7 +201,7 @@ def main() -> None:
     parser.add_argument("--kv-tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=8)
     options = parser.parse_args()
-    {"restart": restart, "writing": writing, "chat": chat}[options.what](options)
+    {"restart": restart, "writing": writing, "chat": chat, "preempt": preempt}[options.what](options)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@
         --host-memory 760MiB
 
 Both machines are processes of this one, each with one thread, in network namespaces of their own that a veth
-pair connects; --rate is that of the link, --delay (there and back) is netem's, and --disk-rate that of each
-machine's disk. Without root rights both use the loopback device. Prints the step of one sequence beside the
-sum of its stages, and tokens/s of groups of sequences; the answers of both ways must be equal. What a machine
-does in a step is printed beside: a pipe is full where its slowest stage computes all the time.
+pair connects; --rate is that of the link, and --delay (there and back) needs netem. Without root rights both
+use the loopback device. Prints the step of one sequence beside the sum of its stages, and tokens/s of groups
+of sequences; the answers of both ways must be equal. What a machine does in a step is printed beside: a pipe
+is full where its slowest stage computes all the time. Other programs may not compute meanwhile, since two
+machines take two cores.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from machines.network_namespaces import Link, can_make_namespaces, enter
-from machines.slow_disk import enter_group, slow_disk
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
@@ -50,7 +50,6 @@ def config(options: argparse.Namespace) -> EngineConfig:
         max_num_batched_tokens=64,
         speculation="off",
         enable_prefix_caching=False,
-        activations=options.activations,
     )
 
 
@@ -149,19 +148,20 @@ def lead(options: argparse.Namespace) -> None:
 
 
 def slow_down(options: argparse.Namespace, link: Link) -> None:
-    if options.rate:
-        link.shape("tbf", "rate", options.rate, "burst", "256kb", "latency", "100ms")
+    rate = ["rate", options.rate] if options.rate else []
     if options.delay:
-        link.shape("netem", "delay", f"{float(options.delay.removesuffix('ms')) / 2}ms")
+        link.shape("netem", "delay", f"{float(options.delay.removesuffix('ms')) / 2}ms", *rate)
+    elif rate:
+        link.shape("tbf", *rate, "burst", "256kb", "latency", "100ms")
 
 
-def command(options: argparse.Namespace, name: str, link: Link | None, groups: dict[str, Path]) -> list[str]:
+def command(options: argparse.Namespace, name: str, link: Link | None) -> list[str]:
     """A part of this benchmark as a process of its own."""
     space = link.spaces[name == "work"] if link else ""
     address = link.addresses[0] if link else "127.0.0.1"
     given = {
-        "host-memory": options.host_memory, "tokens": options.tokens, "activations": options.activations,
-        "group": groups.get(name, ""), "part": name, "address": address, "space": space,
+        "host-memory": options.host_memory, "tokens": options.tokens,
+        "part": name, "address": address, "space": space,
     }  # fmt: skip
     flags = [word for flag, value in given.items() for word in (f"--{flag}", str(value))]
     return [sys.executable, __file__, str(options.model), *flags]
@@ -174,17 +174,13 @@ def both(options: argparse.Namespace) -> None:
             slow_down(options, link)
         elif options.rate or options.delay:
             sys.exit("--rate and --delay need root rights")
-        groups = {
-            name: stack.enter_context(slow_disk(f"penstock-{name}", options.model, options.disk_rate))
-            for name in (("work", "lead", "alone") if options.disk_rate else ())
-        }
-        worker = subprocess.Popen(command(options, "work", link, groups))
+        worker = subprocess.Popen(command(options, "work", link))
         try:
-            two = json.loads(subprocess.check_output(command(options, "lead", link, groups)))
+            two = json.loads(subprocess.check_output(command(options, "lead", link)))
         finally:
             worker.terminate()
             worker.wait()
-        alone = json.loads(subprocess.check_output(command(options, "alone", None, groups)))
+        alone = json.loads(subprocess.check_output(command(options, "alone", None)))
     print("layers resident and streamed: two machines (leader)", two["layers"], "one", alone["layers"])
     for name, found in two["results"].items():
         report(name, found, alone["results"][name])
@@ -213,22 +209,17 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--host-memory", type=parse_bytes, required=True, help="of each machine")
     parser.add_argument("--tokens", type=int, default=16)
-    parser.add_argument("--activations", choices=("int16", "int8"), default="int16")
-    parser.add_argument("--disk-rate", type=parse_bytes, default=0, help="of each machine's disk, a second")
     parser.add_argument("--delay", default="", help="there and back, such as 0.3ms")
     parser.add_argument("--rate", default="", help="of the link, such as 1gbit")
     parser.add_argument("--part", choices=("both", "lead", "work", "alone"), default="both")
     parser.add_argument("--address", default="")
     parser.add_argument("--space", default="")
-    parser.add_argument("--group", default="")
     options = parser.parse_args()
     if options.part == "both":
         both(options)
         return
     if options.space:
         enter(options.space)
-    if options.group:
-        enter_group(Path(options.group))
     {"lead": lead, "alone": lead, "work": work}[options.part](options)
 
 

@@ -36,30 +36,21 @@ BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18}
 
 def write_model(path: Path, shape: dict[str, Any], kind: str) -> None:
     """A GGUF file of this shape, its layers in `kind`, embedding and head in Q8_0; matrices of one size share
-    their random blocks. Experts are Qwen3's; their routers are random, so that all experts are chosen alike."""
+    their random blocks."""
     hidden, heads, kv_heads = (
         shape[n] for n in ("hidden_size", "num_attention_heads", "num_key_value_heads")
     )
-    num_experts, vocab = shape.get("num_experts", 0), shape["vocab_size"]
-    ffn = shape["moe_intermediate_size" if num_experts else "intermediate_size"]
-    head_dim = shape.get("head_dim") or hidden // heads
-    writer = gguf.GGUFWriter(str(path), "qwen3moe" if num_experts else "llama")
+    ffn, vocab, head_dim = shape["intermediate_size"], shape["vocab_size"], hidden // heads
+    writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(shape["max_position_embeddings"])
     writer.add_embedding_length(hidden)
     writer.add_block_count(shape["num_hidden_layers"])
-    writer.add_feed_forward_length(shape["intermediate_size"])
+    writer.add_feed_forward_length(ffn)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(shape["rms_norm_eps"])
     writer.add_rope_freq_base(shape["rope_theta"])
-    if num_experts:
-        writer.add_expert_count(num_experts)
-        writer.add_expert_used_count(shape["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(ffn)
-    else:
-        writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_dimension_count(head_dim)
     writer.add_tokenizer_model("llama")
     writer.add_token_list([b"<unk>", b"<s>", b"</s>", *(f"t{index}".encode() for index in range(3, vocab))])
     writer.add_token_scores([0.0] * vocab)
@@ -69,17 +60,15 @@ def write_model(path: Path, shape: dict[str, Any], kind: str) -> None:
     blocks: dict[tuple[int, int, str], Any] = {}
     generator = numpy.random.default_rng(0)
 
-    def matrix(name: str, rows: int, columns: int, kind: str = kind, experts: int = 0) -> None:
+    def matrix(name: str, rows: int, columns: int, kind: str = kind) -> None:
         if (rows, columns, kind) not in blocks:
             width, spread = BLOCK_BYTES[kind], 73 if kind == "Q8_0" else 4.6
             data = numpy.empty((rows, columns // 32, width), numpy.uint8)
             data[:, :, 2:] = generator.integers(0, 256, (rows, columns // 32, width - 2), dtype=numpy.uint8)
             data[:, :, :2] = numpy.float16([1 / (spread * columns**0.5)]).view(numpy.uint8)
             blocks[rows, columns, kind] = data.reshape(rows, -1)
-        data = blocks[rows, columns, kind]
-        if experts:
-            data = numpy.broadcast_to(data, (experts, *data.shape))
-        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
+        kind_number = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(name, blocks[rows, columns, kind], raw_dtype=kind_number)
 
     matrix("token_embd.weight", vocab, hidden, "Q8_0")
     matrix("output.weight", vocab, hidden, "Q8_0")
@@ -89,19 +78,13 @@ def write_model(path: Path, shape: dict[str, Any], kind: str) -> None:
         prefix = f"blk.{index}."
         writer.add_tensor(prefix + "attn_norm.weight", ones)
         writer.add_tensor(prefix + "ffn_norm.weight", ones)
-        matrix(prefix + "attn_q.weight", heads * head_dim, hidden)
+        matrix(prefix + "attn_q.weight", hidden, hidden)
         matrix(prefix + "attn_k.weight", kv_heads * head_dim, hidden)
         matrix(prefix + "attn_v.weight", kv_heads * head_dim, hidden)
-        matrix(prefix + "attn_output.weight", hidden, heads * head_dim)
-        if num_experts:
-            router = generator.standard_normal((num_experts, hidden), dtype=numpy.float32)
-            writer.add_tensor(prefix + "ffn_gate_inp.weight", router / hidden**0.5)
-            for part in ("q", "k"):
-                writer.add_tensor(f"{prefix}attn_{part}_norm.weight", ones[:head_dim])
-        expert = "_exps" if num_experts else ""
-        matrix(f"{prefix}ffn_gate{expert}.weight", ffn, hidden, experts=num_experts)
-        matrix(f"{prefix}ffn_up{expert}.weight", ffn, hidden, experts=num_experts)
-        matrix(f"{prefix}ffn_down{expert}.weight", hidden, ffn, experts=num_experts)
+        matrix(prefix + "attn_output.weight", hidden, hidden)
+        matrix(prefix + "ffn_gate.weight", ffn, hidden)
+        matrix(prefix + "ffn_up.weight", ffn, hidden)
+        matrix(prefix + "ffn_down.weight", hidden, ffn)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

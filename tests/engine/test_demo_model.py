@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-
 from tokenizers import Tokenizer
 
 import penstock.demo_model

@@ -258,7 +258,7 @@ def test_a_worker_that_is_lost_at_each_step_does_not_hold_requests_for_ever(llam
             return send(inputs, hidden, peers)
 
         engine.piped._pipe.send = cut  # type: ignore[method-assign]
-        with pytest.raises(MachineAway, match="rank 1: the step has ended"):
+        with pytest.raises(MachineAway, match="rank 1"):
             generate(engine, {})
         assert_empty(engine)
 

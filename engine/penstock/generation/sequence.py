@@ -94,6 +94,8 @@ class Sequence:
 
         # The block manager changes these.
         self.block_table: list[int] = []
+        #: Tokens that were computed when others got its blocks, last time (PrefixCache.keep_tail()).
+        self.num_left_tokens = 0
         #: Where its recurrent state lies, while the sequence runs and the model has such states.
         self.state_slot: int | None = None
         #: Its first so many tokens were found in others' blocks (StateSaves).
@@ -140,6 +142,11 @@ class Sequence:
         """Other frequencies turn the sequence's K from now on, so other blocks hold its tokens."""
         self.rope_length = rope_length
         self.block_keys.clear()
+
+    @property
+    def block_tables(self) -> tuple[list[int], ...]:
+        """The blocks of its tokens, and those of its encoded input if there is one."""
+        return (self.block_table,) if self.encoder is None else (self.block_table, self.encoder.block_table)
 
     @property
     def num_input_tokens(self) -> int:

@@ -139,6 +139,7 @@ class StepMeter:
         metrics, admission, manager = self.metrics, scheduler.admission, scheduler.block_manager
         metrics.num_running, metrics.num_waiting = len(admission.running), len(admission.waiting)
         metrics.num_preemptions = admission.num_preemptions
+        metrics.preemptions = manager.departures.counts
         metrics.prefix_cache_queries = admission.num_queried_tokens
         metrics.prefix_cache_hits = admission.num_hit_tokens
         if metrics.kv_disk is not None:

@@ -234,6 +234,18 @@ class ExpertsBody(Told):
     hot: list[HotExpert]
 
 
+class PreemptionsBody(Told):
+    """What became of preempted sequences since the start: those whose keys and values were moved, and those
+    whose tokens were computed again; the tokens that came back, the seconds that computing them would have
+    taken longer, and those for which blocks had to be written first."""
+
+    num_moved: int
+    num_recomputed: int
+    moved_tokens: int
+    saved_s: float
+    write_s: float
+
+
 class KVDiskReadsBody(Told):
     """What came from disk for sequences that waited: blocks, whole recurrent states, the tokens that were not
     computed therefore, the seconds that it took, and those that computing would have taken longer (0:
@@ -314,6 +326,7 @@ class StatsBody(Told):
     expert_queries: int
     expert_hits: int
     num_preemptions: int
+    preemptions: PreemptionsBody
     num_running: int
     num_waiting: int
     kv_blocks_used: int

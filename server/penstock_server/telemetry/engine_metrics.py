@@ -117,6 +117,7 @@ class _EngineSeries:
         if now.experts is not None:
             yield from self._experts(now, now.experts)
         yield self._hits_by_tier(now)
+        yield self._preemptions(now)
         if now.kv_disk is not None:
             yield from self._kv_disk(now.kv_disk)
         if now.nodes:
@@ -173,6 +174,21 @@ class _EngineSeries:
             ("penstock:expert_queries", "Experts that layers asked for", now.expert_queries),
             ("penstock:expert_hits", "Experts that were in memory when asked for", now.expert_hits),
             ("vllm:num_preemptions", "Sequences preempted", now.num_preemptions),
+            (
+                "penstock:preemption_moved_tokens",
+                "Tokens of preempted sequences that came back",
+                now.preemptions.moved_tokens,
+            ),
+            (
+                "penstock:preemption_saved_seconds",
+                "Seconds that computing them would have taken longer",
+                now.preemptions.saved_s,
+            ),
+            (
+                "penstock:preemption_write_seconds",
+                "Seconds in which blocks waited for their writing",
+                now.preemptions.write_s,
+            ),
             ("penstock:steps", "Sweeps of the weights", now.num_steps),
             ("penstock:step_seconds", "Seconds in steps", now.step_seconds),
             ("penstock:stall_seconds", "Seconds waiting for layers", now.stall_seconds),
@@ -237,6 +253,17 @@ class _EngineSeries:
         # A preempted sequence finds tokens again that are no hits of a prompt.
         for tier, count in (("memory", max(0, now.prefix_cache_hits - on_disk)), ("disk", on_disk)):
             counter.add_metric([*labels.values(), tier], count)
+        return counter
+
+    def _preemptions(self, now: StatsBody) -> Metric:
+        """Preempted sequences by what was decided: their keys and values are moved, or computed again."""
+        labels = self._labels("penstock:")
+        counter = CounterMetricFamily(
+            "penstock:preemptions", "Sequences preempted, by kind", labels=[*labels, "kind"]
+        )
+        kinds = {"moved": now.preemptions.num_moved, "recomputed": now.preemptions.num_recomputed}
+        for kind, count in kinds.items():
+            counter.add_metric([*labels.values(), kind], count)
         return counter
 
     def _kv_disk(self, disk: KVDiskBody) -> Iterable[Metric]:

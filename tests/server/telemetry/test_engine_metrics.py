@@ -10,7 +10,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakes import FakeAsyncEngine, one_model
 from penstock.async_engine import EngineStatus
-from penstock.metrics import KVDiskReads, KVDiskStats, KVEventStats, KVSpillStats, StepStats, Traffic
+from penstock.metrics import (
+    KVDiskReads,
+    KVDiskStats,
+    KVEventStats,
+    KVSpillStats,
+    Preemptions,
+    StepStats,
+    Traffic,
+)
 from penstock.spec import UnitKey
 from penstock.weights.tiers.use_counts import UseCounts
 from penstock_server.telemetry.metrics import RequestMetrics
@@ -73,6 +81,14 @@ def test_keys_and_values_on_disk(metrics: RequestMetrics, engine: FakeAsyncEngin
         "damaged_blocks", "read_states",
     )}  # fmt: skip
     assert [*totals_of.values()] == [400, 500, 0.5, 7.5, 6, 7, 8, 2]
+
+
+def test_preemptions_by_kind(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
+    engine.model.metrics.preemptions = Preemptions(3, 2, 480, 7.5, 0.25)
+    found = samples(metrics)
+    assert [found[f"penstock:preemptions_total/{kind}"] for kind in ("moved", "recomputed")] == [3, 2]
+    names = ("moved_tokens", "saved_seconds", "write_seconds")
+    assert [found[f"penstock:preemption_{name}_total"] for name in names] == [480, 7.5, 0.25]
 
 
 def test_keys_and_values_beyond_the_memory(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:

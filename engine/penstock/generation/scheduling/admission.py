@@ -38,8 +38,9 @@ class Admission:
         self.running: list[Sequence] = []
         self._places = Places(max_num_seqs)
         self.num_preemptions = 0
-        #: The next step needs blocks or a place of a sequence whose step is on its way.
-        self.is_waiting_for_steps = False
+        #: The next step needs blocks or a place of a sequence whose step is on its way, or blocks that are
+        #: being written.
+        self.is_held_up = False
         #: Prompt tokens that were looked up in the prefix cache, and those that were found there.
         self.num_queried_tokens = self.num_hit_tokens = 0
         self._block_manager = block_manager
@@ -65,6 +66,7 @@ class Admission:
                 self.waiting.remove(member)
             self._block_manager.release(member)
             self._block_manager.disk.leave(member)
+            self._block_manager.departures.release(member)
         self._places.leave(sequence.group)
 
     def replace(self, group: SequenceGroup, branches: list[tuple[Sequence, Sequence]]) -> None:
@@ -80,16 +82,18 @@ class Admission:
         group.members = children
 
     def look_up(self) -> None:
-        """Let blocks that have come from disk be found, and look the first waiting sequence up there."""
+        """Let blocks that have come from disk be found, and look the first waiting sequence up there. Blocks
+        that were on their way to disk are free."""
         disk, first = self._block_manager.disk, self.waiting.first
         disk.land()
+        self._block_manager.departures.land()
         if first is not None:
             disk.look_up(first, self._block_manager.num_missing)
 
     def make_way(self) -> None:
         """Preempt running sequences of lower priority than the first in the queue, if that gives the first a
         place."""
-        self.is_waiting_for_steps = False
+        self.is_held_up = False
         first = self.waiting.first
         if first is None or not self.running or self.running[-1].request.priority <= first.request.priority:
             return
@@ -99,9 +103,9 @@ class Admission:
         if not self._would_have_place(first, lower):
             return
         if any(sequence.is_in_step for sequence in lower) and not self._has_place(first):
-            self.is_waiting_for_steps = True
+            self.is_held_up = True
             return
-        while lower and not self._has_place(first):
+        while lower and not self._has_place(first, self._block_manager.departures.num_blocks):
             last = lower[-1]
             lower = lower[: -len(together(last))]
             self._preempt(last)
@@ -119,8 +123,8 @@ class Admission:
                 self.adopt(sequence)
             if self._block_manager.grow(sequence):
                 index += 1
-            elif any(each.is_in_step for each in running):
-                self.is_waiting_for_steps = True
+            elif any(each.is_in_step for each in running) or self._block_manager.departures.num_blocks:
+                self.is_held_up = True
                 return False
             else:
                 self._preempt(running[-1])
@@ -129,7 +133,11 @@ class Admission:
     def admit(self, sequence: Sequence) -> bool:
         """Let a waiting sequence run with its group, if all its tokens get blocks. With half its blocks the
         sequence would be the next to be preempted, and its sweep wasted."""
-        if self._block_manager.disk.is_awaited_by(sequence) or not self._has_place(sequence):
+        disk = self._block_manager.disk
+        if disk.is_awaited_by(sequence) or not self._has_place(sequence):
+            return False
+        disk.look_up(sequence, self._block_manager.num_missing)  # its room may be new
+        if disk.is_awaited_by(sequence):
             return False
         self._places.enter(sequence.group)
         for member in together(sequence):
@@ -170,6 +178,7 @@ class Admission:
         self.num_preemptions += 1
         for member in together(sequence):
             member.num_preemptions += 1
+        self._block_manager.departures.leave(together(sequence))
         self.suspend(sequence)
 
     def _drop(self, sequence: Sequence) -> None:
@@ -181,18 +190,19 @@ class Admission:
     def _would_have_place(self, sequence: Sequence, lower: list[Sequence]) -> bool:
         """Whether there were blocks and places if the last running sequences, `lower`, did not run."""
         others = self.running[: -len(lower)]
-        num_free = self._block_manager.pool.num_free + len(_blocks(lower) - _blocks(others))
+        num_free = self._block_manager.pool.num_free + self._block_manager.departures.num_blocks
+        num_free += len(_blocks(lower) - _blocks(others))
         has_room = self._places.have_room(len(others), sequence.group, {each.group for each in others})
         return has_room and self._block_manager.num_missing(sequence) <= num_free
 
-    def _has_place(self, sequence: Sequence) -> bool:
-        fits = self._block_manager.num_missing(sequence) <= self._block_manager.pool.num_free
+    def _has_place(self, sequence: Sequence, num_leaving: int = 0) -> bool:
+        """Whether there is a place, and blocks when the leaving ones are free."""
+        num_free = self._block_manager.pool.num_free + num_leaving
+        fits = self._block_manager.num_missing(sequence) <= num_free
         has_room = self._places.have_room(len(self.running), sequence.group)
         return fits and has_room and self.encoder_turns.have_room(sequence)
 
 
 def _blocks(sequences: list[Sequence]) -> set[int]:
     """The blocks of sequences, each once: the beams of a search share some."""
-    tables = (each.block_table for each in sequences)
-    encoded = (each.encoder.block_table for each in sequences if each.encoder is not None)
-    return {block for table in (*tables, *encoded) for block in table}
+    return {block for each in sequences for table in each.block_tables for block in table}

@@ -28,8 +28,14 @@ def full_key(sequence: Sequence, index: int, token_ids: list[int], block_size: i
 
 def tail_key(sequence: Sequence, block_size: int) -> bytes:
     """The key of the prompt's last block, which is not full."""
+    return partial_key(sequence, sequence.num_prompt_tokens, block_size)
+
+
+def partial_key(sequence: Sequence, num_tokens: int, block_size: int) -> bytes:
+    """The key of the block in which the first `num_tokens` tokens of a sequence end, for its part of these
+    tokens."""
     token_ids = sequence.token_ids
-    index, length = divmod(sequence.num_prompt_tokens, block_size)
+    index, length = divmod(num_tokens, block_size)
     before = full_key(sequence, index - 1, token_ids, block_size) if index else _first_key(sequence)
     start = index * block_size
     return _chain(before, token_ids[start : start + length])

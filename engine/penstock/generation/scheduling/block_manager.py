@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.generation.scheduling.block_pool import BlockPool
-from penstock.generation.scheduling.disk_blocks import BlockStore, DiskBlocks
+from penstock.generation.scheduling.disk_blocks import DiskBlocks
 from penstock.generation.scheduling.events.block_log import BlockLog
+from penstock.generation.scheduling.moving.block_store import BlockStore
+from penstock.generation.scheduling.moving.departures import Departures
 from penstock.generation.scheduling.prefix_cache import PrefixCache
 from penstock.generation.scheduling.sequence_group import together
 from penstock.generation.scheduling.states.kept_states import KeptStates
@@ -46,7 +48,9 @@ class BlockManager:
         self.prefix_cache = PrefixCache(
             self.pool, block_size, enable_prefix_caching, self.states, store, kept, log
         )
-        self.disk = DiskBlocks(self.pool, self.prefix_cache, block_size, store, compute_s, kept)
+        self.departures = Departures(self.pool, self.prefix_cache, store, compute_s)
+        preemptions = self.departures.counts
+        self.disk = DiskBlocks(self.pool, self.prefix_cache, store, compute_s, preemptions, kept)
         self._copies: list[tuple[int, int]] = []
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -104,7 +108,8 @@ class BlockManager:
             else:
                 table.append(block)
         self.prefix_cache.adopt_state(sequence, first + len(found))
-        return min((first + len(found)) * self.block_size, sequence.num_tokens - 1)
+        num_found = sum(map(self.pool.num_keyed_tokens, found))
+        return min(first * self.block_size + num_found, sequence.num_tokens - 1)
 
     def grow(self, sequence: Sequence) -> bool:
         """Give a sequence blocks for all its tokens, and a copy of the block of the next token if the
@@ -133,7 +138,7 @@ class BlockManager:
     def share(self, parent: Sequence, child: Sequence) -> None:
         """Let a sequence without blocks go on from all tokens of another one, in the same blocks. The first
         of the two that writes into the last block gets a copy: grow()."""
-        for own, other in zip(_tables(child), _tables(parent), strict=True):
+        for own, other in zip(child.block_tables, parent.block_tables, strict=True):
             own += other
             for block in other:
                 self.pool.own(block)
@@ -143,7 +148,7 @@ class BlockManager:
         """Take a sequence's blocks back. The last ones will be taken first: a prefix without its beginning
         can't be found."""
         self.prefix_cache.leave(sequence)
-        for table in _tables(sequence):
+        for table in sequence.block_tables:
             for block in reversed(table):
                 self.pool.disown(block)
             table.clear()
@@ -170,9 +175,3 @@ def _is_diverging(sequence: Sequence, pool: BlockPool, block_size: int) -> bool:
         return False
     block = sequence.block_table[index]
     return pool.num_owners[block] > 1 and offset >= pool.num_keyed_tokens(block)
-
-
-def _tables(sequence: Sequence) -> tuple[list[int], ...]:
-    """The block tables of a sequence: of its tokens, and of its encoded input if there is one."""
-    encoder = sequence.encoder
-    return (sequence.block_table,) if encoder is None else (sequence.block_table, encoder.block_table)

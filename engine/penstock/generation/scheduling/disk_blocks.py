@@ -10,52 +10,23 @@ import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from penstock.generation.scheduling.block_pool import BlockPool
-from penstock.generation.scheduling.prefix_cache import PrefixCache
+from penstock.generation.scheduling.moving.block_store import BlockStore, Reading
+from penstock.generation.scheduling.prefix_cache import FoundWith, PrefixCache
+from penstock.generation.scheduling.sequence_group import together
 from penstock.generation.scheduling.states.kept_states import ArrivingState, KeptStates
 from penstock.generation.sequence import Sequence
-from penstock.metrics import KVDiskReads
-
-
-class Reading(Protocol):
-    """Blocks on their way from disk."""
-
-    @property
-    def is_done(self) -> bool:
-        """All are there that will come, or they take longer than they may."""
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the beginning, or until the last block was there."""
-
-    def end(self) -> set[bytes]:
-        """The keys of the blocks that have arrived; no other block is written from now on."""
-
-
-class BlockStore(Protocol):
-    """Keeps blocks by key, on disk."""
-
-    def __contains__(self, key: object) -> bool: ...
-
-    def offer(self, block: int, key: bytes, parent: bytes, is_unchanged: Callable[[], bool]) -> None:
-        """This block is computed, and may be kept as long as it is unchanged. `parent`: the key of the block
-        before it in the text; b"" if there is none."""
-
-    def expected_read_s(self, num_blocks: int) -> float:
-        """What reading so many blocks should take."""
-
-    def read(self, wanted: list[tuple[bytes, int]], limit_s: float) -> Reading:
-        """Begin to read (key, block) pairs, which take `limit_s` seconds at most."""
+from penstock.metrics import KVDiskReads, Preemptions
 
 
 @dataclass(frozen=True)
 class _Arriving:
     reading: Reading
-    #: Blocks that the reading holds: some were in the cache already, the others are read, with their keys.
+    #: Blocks that the reading holds: some were in the cache already, the others are read, with their keys and
+    #: the tokens that the keys stand for.
     held: list[int]
-    wanted: list[tuple[bytes, int]]
+    wanted: list[tuple[bytes, int, int]]
     #: The recurrent state behind the blocks, if it comes from disk, too.
     state: ArrivingState | None
     #: Tokens that need not be computed, if all arrives. Of a model with recurrent states none otherwise.
@@ -71,17 +42,18 @@ class DiskBlocks:
         self,
         pool: BlockPool,
         prefix_cache: PrefixCache,
-        block_size: int,
         store: BlockStore | None,
         compute_s: Callable[[int], float],
+        preemptions: Preemptions,
         kept_states: KeptStates | None = None,
     ) -> None:
         """compute_s: tokens of a prompt -> seconds that computing them takes; 0: unknown, and then blocks are
-        read. Without a store nothing is done. kept_states: of a model with recurrent states."""
+        read. `preemptions` counts what preempted sequences find. Without a store nothing is done.
+        kept_states: of a model with recurrent states."""
         self.reads = KVDiskReads()
+        self._preemptions = preemptions
         self._pool = pool
         self._prefix_cache = prefix_cache
-        self._block_size = block_size
         self._store = store
         self._compute_s = compute_s
         self._kept_states = kept_states
@@ -100,7 +72,7 @@ class DiskBlocks:
             return
         if num_missing(sequence) > self._pool.num_free:
             return
-        found, kept = self._prefix_cache.find_with(sequence, self._store), self._kept_states
+        found, kept = self._find(sequence, self._store), self._kept_states
         num_pieces = kept.num_pieces if kept is not None and found.state is not None else 0
         num_reads = len(found.missing) + num_pieces
         compute_s = self._compute_s(found.num_tokens) if num_reads else 0.0
@@ -113,12 +85,22 @@ class DiskBlocks:
         self._looked_up.add(sequence)
         for block in found.held:
             self._pool.own(block)
-        wanted = [(key, self._pool.take()) for key in found.missing]
-        reading = self._store.read(
-            wanted + (state.wanted if state is not None else []), compute_s or math.inf
-        )
+        wanted = [(key, self._pool.take(), num_keyed) for key, num_keyed in found.missing.items()]
+        pieces = state.wanted if state is not None else []
+        reading = self._store.read([(key, block) for key, block, _ in wanted] + pieces, compute_s or math.inf)
         arriving = _Arriving(reading, found.held, wanted, state, found.num_tokens, compute_s)
         self._arriving[sequence] = arriving
+
+    def _find(self, sequence: Sequence, store: BlockStore) -> FoundWith:
+        """What is kept of a sequence and its group; of a model with recurrent states, of the sequence."""
+        found = self._prefix_cache.find_with(sequence, store)
+        if self._kept_states is not None:
+            return found
+        for member in together(sequence):
+            if member is not sequence:
+                more = self._prefix_cache.find_with(member, store)
+                found = FoundWith(found.held + more.held, found.missing | more.missing)
+        return found._replace(num_tokens=sum(found.missing.values()))
 
     def land(self) -> None:
         """Blocks that have arrived can be found from now on."""
@@ -131,32 +113,36 @@ class DiskBlocks:
         if arriving is None:
             return
         arrived = arriving.reading.end()
-        for key, block in arriving.wanted:
+        for key, block, num_keyed in arriving.wanted:
             if key in arrived:
-                self._prefix_cache.land(sequence, block, key)
+                self._prefix_cache.land(sequence, block, key, num_keyed)
         # The last ones give way first: a prefix without its beginning can't be found.
-        for block in reversed([*arriving.held, *(block for _, block in arriving.wanted)]):
+        for block in reversed([*arriving.held, *(block for _, block, _ in arriving.wanted)]):
             self._pool.disown(block)
         if arriving.state is not None and self._kept_states is not None:
             self._kept_states.end(arriving.state, arrived)
-        self._count(arriving, arrived)
+        self._count(sequence, arriving, arrived)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence may be looked up again: it has lost what it had."""
         self._looked_up.discard(sequence)
 
-    def _count(self, arriving: _Arriving, arrived: set[bytes]) -> None:
+    def _count(self, sequence: Sequence, arriving: _Arriving, arrived: set[bytes]) -> None:
         reads, elapsed_s = self.reads, arriving.reading.elapsed_s
-        num_blocks = sum(key in arrived for key, _ in arriving.wanted)
+        num_blocks = sum(key in arrived for key, _, _ in arriving.wanted)
         pieces = [] if arriving.state is None else arriving.state.wanted
         is_state_here = all(key in arrived for key, _ in pieces)
         reads.num_states += bool(pieces) and is_state_here
         if self._kept_states is None:
-            num_tokens = num_blocks * self._block_size
+            num_tokens = sum(num_keyed for key, _, num_keyed in arriving.wanted if key in arrived)
         else:
             num_tokens = arriving.num_tokens * (is_state_here and num_blocks == len(arriving.wanted))
         reads.num_blocks += num_blocks
         reads.num_tokens += num_tokens
         reads.read_s += elapsed_s
         spared_s = arriving.compute_s * num_tokens / arriving.num_tokens
-        reads.saved_s += max(0.0, spared_s - elapsed_s)
+        saved_s = max(0.0, spared_s - elapsed_s)
+        reads.saved_s += saved_s
+        if sequence.was_preempted:
+            self._preemptions.moved_tokens += num_tokens
+            self._preemptions.saved_s += saved_s

@@ -16,9 +16,10 @@ import itertools
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
-from penstock.generation.scheduling.block_keys import encoder_keys, full_key, tail_key
+from penstock.generation.scheduling.block_keys import encoder_keys, full_key, partial_key, tail_key
 from penstock.generation.scheduling.block_pool import BlockPool
 from penstock.generation.scheduling.events.block_log import BlockLog
+from penstock.generation.scheduling.moving.block_store import KeptBlock
 from penstock.generation.scheduling.states.kept_states import KeptStates
 from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.scheduling.states.state_saves import StateSaves
@@ -26,7 +27,7 @@ from penstock.generation.sequence import Sequence
 
 
 class Keeper(Protocol):
-    """Keeps computed blocks elsewhere: BlockStore in disk_blocks.py."""
+    """Keeps computed blocks elsewhere: BlockStore in moving/block_store.py."""
 
     def offer(self, block: int, key: bytes, parent: bytes, is_unchanged: Callable[[], bool]) -> None: ...
 
@@ -34,9 +35,9 @@ class Keeper(Protocol):
 class FoundWith(NamedTuple):
     """What is here and elsewhere of a sequence's next tokens and its encoded input."""
 
-    #: Blocks that are here, and the keys of the others.
+    #: Blocks that are here, and the keys of the others with the tokens that these stand for.
     held: list[int]
-    missing: list[bytes]
+    missing: dict[bytes, int]
     #: The key of the recurrent state behind them, if it lies elsewhere.
     state: bytes | None = None
     #: Tokens that need not be computed, if what is elsewhere comes here.
@@ -85,39 +86,45 @@ class PrefixCache:
 
     def _find(self, sequence: Sequence) -> list[int]:
         found: list[int] = []
-        size = self._block_size
         for key in self._next_keys(sequence):
             block = self._pool.find(key)
             if block is None:
-                return found
+                break
             found.append(block)
-        if sequence.num_tokens % size and not sequence.num_output_tokens:
-            block = self._pool.find(tail_key(sequence, size))
-            found += [] if block is None else [block]
+        for key, _ in self._partial_keys(sequence, len(found)):
+            block = self._pool.find(key)
+            if block is not None:
+                return [*found, block]
         return found
 
     def find_with(self, sequence: Sequence, others: Container[bytes]) -> FoundWith:
         """The sequence's next tokens and its encoded input, as far as they are here or among the `others`;
         where the model has recurrent states, up to the last block behind which there is a state."""
         if not self.is_read_by(sequence):
-            return FoundWith([], [])
-        here, elsewhere = self._sort(self._next_keys(sequence), others)
+            return FoundWith([], {})
+        size = self._block_size
+        here, elsewhere = self._sort(((key, size) for key in self._next_keys(sequence)), others)
         if self._states.is_needed:
             return self._with_state(sequence, len(here) + len(elsewhere), others)
+        for partial in self._partial_keys(sequence, len(here) + len(elsewhere)):
+            tail, more = self._sort((partial,), others)
+            if tail or more:
+                here, elsewhere = here + tail, elsewhere | more
+                break
         if sequence.encoder is not None:
-            keys = encoder_keys(sequence, -(-sequence.encoder.num_tokens // self._block_size))
-            encoded, missing = self._sort(keys, others)
+            keys = encoder_keys(sequence, -(-sequence.encoder.num_tokens // size))
+            encoded, missing = self._sort(((key, size) for key in keys), others)
             if len(encoded) + len(missing) == len(keys):
-                here, elsewhere = encoded + here, missing + elsewhere
-        return FoundWith(here, elsewhere, num_tokens=len(elsewhere) * self._block_size)
+                here, elsewhere = encoded + here, missing | elsewhere
+        return FoundWith(here, elsewhere, num_tokens=sum(elsewhere.values()))
 
     def _with_state(self, sequence: Sequence, num_found: int, others: Container[bytes]) -> FoundWith:
         """Of `num_found` blocks those that can be used with a state behind them."""
-        num_here = len(self.find(sequence))
+        num_here, size = len(self.find(sequence)), self._block_size
         num_blocks, state = self._state_saves.reach_on_disk(sequence, num_found)
         keys = itertools.islice(self._next_keys(sequence), num_blocks)
-        here, elsewhere = self._sort(keys, others)
-        return FoundWith(here, elsewhere, state, (num_blocks - num_here) * self._block_size)
+        here, elsewhere = self._sort(((key, size) for key in keys), others)
+        return FoundWith(here, elsewhere, state, (num_blocks - num_here) * size)
 
     def _next_keys(self, sequence: Sequence) -> Iterator[bytes]:
         """The keys of the sequence's whole blocks from the first pending token on."""
@@ -125,19 +132,69 @@ class PrefixCache:
         for index in range(sequence.num_computed_tokens // size, sequence.num_tokens // size):
             yield full_key(sequence, index, sequence.token_ids, size)
 
-    def _sort(self, keys: Iterable[bytes], others: Container[bytes]) -> tuple[list[int], list[bytes]]:
+    def _partial_keys(self, sequence: Sequence, num_found: int) -> Iterator[tuple[bytes, int]]:
+        """The keys of a part of the block behind `num_found` blocks with the sequence's next tokens, each
+        with the tokens that it stands for: the prompt's last part, and what the sequence had computed."""
+        size, num_left = self._block_size, sequence.num_left_tokens
+        index = sequence.num_computed_tokens // size + num_found
+        length = sequence.num_tokens % size
+        if index == sequence.num_tokens // size and length and not sequence.num_output_tokens:
+            yield tail_key(sequence, size), length
+        if index == num_left // size and num_left % size and num_left > sequence.num_computed_tokens:
+            yield partial_key(sequence, num_left, size), num_left % size
+
+    def _sort(
+        self, keys: Iterable[tuple[bytes, int]], others: Container[bytes]
+    ) -> tuple[list[int], dict[bytes, int]]:
         """The blocks of the keys that are here, and the keys among the others, up to a key that is
         nowhere."""
-        here, elsewhere = list[int](), list[bytes]()
-        for key in keys:
+        here, elsewhere = list[int](), dict[bytes, int]()
+        for key, num_tokens in keys:
             block = self._pool.find(key)
             if block is not None:
                 here.append(block)
             elif key in others:
-                elsewhere.append(key)
+                elsewhere[key] = num_tokens
             else:
                 break
         return here, elsewhere
+
+    def keep_tail(self, sequence: Sequence) -> None:
+        """The sequence is about to lose its blocks. What it has computed of a block that is not full can be
+        found from now on."""
+        num_tokens, table = sequence.num_computed_tokens, sequence.block_table
+        index, length = divmod(num_tokens, self._block_size)
+        sequence.num_left_tokens = num_tokens
+        if not length or not self.is_read_by(sequence) or self._states.is_needed or index >= len(table):
+            return
+        if length > self._pool.num_keyed_tokens(table[index]):
+            self._pool.set_key(table[index], partial_key(sequence, num_tokens, self._block_size), length)
+
+    def kept_blocks(self, sequence: Sequence) -> Iterator[KeptBlock]:
+        """The blocks with what the sequence has computed that can be found, in the order of the text: first
+        those of its encoded input."""
+        if not self.is_read_by(sequence) or self._states.is_needed:
+            return
+        chains = [self._computed_keys(sequence)]
+        if sequence.encoder is not None:
+            keys = encoder_keys(sequence, len(sequence.encoder.block_table))
+            chains.insert(0, ((key, self._block_size) for key in keys))
+        for chain in chains:
+            before = b""
+            for key, num_tokens in chain:
+                block = self._pool.find(key)
+                if block is None:
+                    break
+                yield KeptBlock(block, key, before, num_tokens)
+                before = key
+
+    def _computed_keys(self, sequence: Sequence) -> Iterator[tuple[bytes, int]]:
+        """The keys of the sequence's blocks with computed tokens, and how many tokens each stands for."""
+        size, num_tokens = self._block_size, sequence.num_computed_tokens
+        for index in range(num_tokens // size):
+            yield full_key(sequence, index, sequence.token_ids, size), size
+        if num_tokens % size:
+            yield partial_key(sequence, num_tokens, size), num_tokens % size
 
     def adopt_state(self, sequence: Sequence, num_blocks: int) -> None:
         """The sequence goes on behind its first blocks, which find() has found."""
@@ -198,9 +255,9 @@ class PrefixCache:
         if self._log is not None:
             self._log.end_step(is_computed=False)
 
-    def land(self, sequence: Sequence, block: int, key: bytes) -> None:
-        """A whole block of the sequence has come from disk, and can be found from now on."""
-        if self._pool.set_key(block, key, self._block_size) and self._log is not None:
+    def land(self, sequence: Sequence, block: int, key: bytes, num_tokens: int) -> None:
+        """A block of the sequence, or a part of one, has come from disk, and can be found from now on."""
+        if self._pool.set_key(block, key, num_tokens) and self._log is not None:
             self._log.arrive(block, sequence, key)
 
     def forget_all(self) -> None:

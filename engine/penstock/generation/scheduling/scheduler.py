@@ -78,12 +78,12 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Decide the next step and reserve its blocks. The batch is empty only if there is no work, or if all
-        work waits: for blocks from disk, or for steps on their way. The next call is update() or rollback(),
-        or (with several groups) launch()."""
+        work waits: for blocks from or to disk, or for steps on their way. The next call is update() or
+        rollback(), or (with several groups) launch()."""
         self.admission.look_up()
         self.admission.make_way()
         may_admit = self.admission.grow_running()
-        if self.admission.is_waiting_for_steps:
+        if self.admission.is_held_up:
             return Batch(())
         running = self.admission.running
         riders = [each for each in running if each.num_pending_tokens == 1 and not each.is_in_step]

@@ -30,7 +30,7 @@ NUM_THREADS = 3
 #: Bytes a second, until the first blocks were read.
 USUAL_RATE = 200e6
 #: How much the last reading counts in the rate of all readings.
-_NEWEST = 0.3
+NEWEST_SHARE = 0.3
 
 
 class BlockRead:
@@ -106,7 +106,7 @@ class BlockReads:
 
     def begin(self, shelf: Shelf, wanted: list[tuple[bytes, int]], limit_s: float) -> BlockRead:
         """Read blocks: (key, number of the cache's block) pairs in the order of their text."""
-        read = BlockRead(len(wanted), limit_s, self._tell)
+        read = BlockRead(len(wanted), limit_s, self.tell)
         for key, block in wanted:
             self._threads.submit(self._read, read, shelf, key, block)
         self._threads.submit(self._note, read, shelf, [key for key, _ in wanted])
@@ -121,7 +121,8 @@ class BlockReads:
         """Ends when the reads in flight have ended."""
         self._threads.shutdown(cancel_futures=True)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Whoever waits looks again."""
         with self._changed:
             self._changed.notify_all()
 
@@ -153,5 +154,5 @@ class BlockReads:
         elapsed_s = read.elapsed_s
         if elapsed_s > 0:
             newest = len(keys) * self._cache.block_bytes / elapsed_s
-            self._rate += _NEWEST * (newest - self._rate)
+            self._rate += NEWEST_SHARE * (newest - self._rate)
         shelf.use(keys)

@@ -3,7 +3,7 @@
 A thread writes each block soon after its tokens were computed, from where the block lies in the cache. It
 notes the block's version before it copies, and looks again afterwards: a block that was taken for other
 tokens meanwhile is not kept. No step waits for the thread, and blocks that are taken before their turn comes
-are not written."""
+are not written. Blocks of a sequence that has to give way are written before all others: write()."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import os
 import sys
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from penstock.errors import CorruptFile
 from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.kv_cache import BlockCache
-from penstock.memory.kv_disk.block_reads import NUM_THREADS, BlockRead, BlockReads
+from penstock.memory.kv_disk.block_offers import BlockOffers, BlockWrite, Offer
+from penstock.memory.kv_disk.block_reads import NEWEST_SHARE, NUM_THREADS, USUAL_RATE, BlockRead, BlockReads
 from penstock.memory.kv_disk.kv_folder import KVFolder
 from penstock.memory.kv_disk.record import NO_KEY
 from penstock.memory.kv_disk.shelf import Shelf
@@ -41,16 +40,6 @@ CLOSE_S = 10.0
 NICENESS = 10
 #: What a disk says that has no room.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class Offer(NamedTuple):
-    """A block of the cache that may be written."""
-
-    key: bytes
-    #: The key of the block before it in the text; b"" for the first one.
-    parent: bytes
-    #: False once the block was taken for other tokens.
-    is_unchanged: Callable[[], bool]
 
 
 class KVStore:
@@ -81,9 +70,10 @@ class KVStore:
         self._opened = threading.Event()
         self._reads = BlockReads(cache, self.stats)
         self._buffer = aligned_buffer(round_up(cache.block_bytes))
-        #: By block of the cache: a block that was offered again has other tokens.
-        self._offers = OrderedDict[int, Offer]()
-        self._changed = threading.Condition()
+        self._offers = BlockOffers()
+        self._changed = self._offers.changed
+        #: Bytes a second at which blocks were written lately, without the rests.
+        self._write_rate = USUAL_RATE
         self._closes_at_s: float | None = None
         self._pause_until_s = 0.0
         self._thread = threading.Thread(target=self._run, name="penstock-kv-write", daemon=True)
@@ -96,9 +86,23 @@ class KVStore:
         """This block of the cache is computed, and may be written. Never blocks."""
         if key in self:
             return
-        with self._changed:
-            self._offers[block] = Offer(key, parent, is_unchanged)
-            self._changed.notify()
+        self._offers.put(block, Offer(key, parent, is_unchanged))
+
+    @property
+    def can_write(self) -> bool:
+        """Whether blocks are written now."""
+        return self._shelf is not None and self._shelf.is_writer and time.monotonic() >= self._pause_until_s
+
+    def expected_write_s(self, num_blocks: int) -> float:
+        """What writing so many blocks should take, before all others."""
+        return num_blocks * self._cache.block_bytes / self._write_rate
+
+    def write(
+        self, offers: Sequence[tuple[int, bytes, bytes, Callable[[], bool]]], limit_s: float
+    ) -> BlockWrite:
+        """Begin to write blocks before all others: the arguments of offer() for each."""
+        wanted = [(block, Offer(key, parent, is_unchanged)) for block, key, parent, is_unchanged in offers]
+        return self._offers.hurry(wanted, limit_s)
 
     def expected_read_s(self, num_blocks: int) -> float:
         """What reading so many blocks should take."""
@@ -111,7 +115,7 @@ class KVStore:
         return self._reads.begin(self._shelf, wanted, limit_s)
 
     def wait(self, timeout_s: float = 0.05) -> None:
-        """Until a block was read, or the time is up."""
+        """Until a block was read, or a block was written that somebody waits for, or the time is up."""
         self._reads.wait(timeout_s)
 
     def wait_until_open(self) -> None:
@@ -163,21 +167,23 @@ class KVStore:
         """The oldest offer; None if the thread has to end."""
         with self._changed:
             self._changed.wait_for(lambda: self._offers or self._closes_at_s is not None)
-            if not self._offers or (self._closes_at_s is not None and time.monotonic() > self._closes_at_s):
+            if self._closes_at_s is not None and time.monotonic() > self._closes_at_s:
                 return None
-            return next(iter(self._offers.items()))
+            return self._offers.first()
 
     def _write(self, shelf: Shelf, block: int, offer: Offer) -> None:
         began_s = time.monotonic()
         is_written = False
         if shelf.is_writer and began_s >= self._pause_until_s and offer.key not in shelf:
             is_written = self._copy(block, offer) and self._add(shelf, offer)
-        with self._changed:
-            if self._offers.get(block) is offer:
-                del self._offers[block]
+        busy_s = time.monotonic() - began_s
+        if is_written and busy_s > 0:
+            self._write_rate += NEWEST_SHARE * (self._cache.block_bytes / busy_s - self._write_rate)
         self._tell_of(shelf)
-        if is_written:
-            self._rest(time.monotonic() - began_s)
+        if self._offers.remove(block, offer):
+            self._reads.tell()
+        elif is_written:
+            self._rest(busy_s)
 
     def _copy(self, block: int, offer: Offer) -> bool:
         """Copy a block into the thread's memory. False if the block was taken meanwhile, or can't be read
@@ -223,7 +229,11 @@ class KVStore:
         rest_s = self._cache.block_bytes / self._rate - busy_s
         with self._changed:
             if rest_s > 0:
-                self._changed.wait_for(lambda: self._closes_at_s is not None or self.is_idle(), rest_s)
+                self._changed.wait_for(self._is_needed, rest_s)
+
+    def _is_needed(self) -> bool:
+        """Whether the thread has to go on at once."""
+        return self._closes_at_s is not None or self._offers.is_urgent or self.is_idle()
 
     def _tell_of(self, shelf: Shelf) -> None:
         self.stats.is_writer = shelf.is_writer
