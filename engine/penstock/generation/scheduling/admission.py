@@ -149,7 +149,8 @@ class Admission:
         if self._block_manager.prefix_cache.is_read_by(sequence) and not sequence.was_preempted:
             self.num_queried_tokens += sequence.num_encoder_tokens or sequence.num_prompt_tokens
         self.adopt(sequence)
-        self._block_manager.grow(sequence)
+        has_blocks = self._block_manager.grow(sequence)
+        assert has_blocks, "a sequence has a place only if all its tokens get blocks"
         num_encoded = self.encoder_turns.enter(sequence)
         if not num_encoded:
             self.num_hit_tokens += sequence.skip_encoder()

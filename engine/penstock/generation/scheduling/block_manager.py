@@ -60,13 +60,23 @@ class BlockManager:
     def num_missing(self, sequence: Sequence) -> int:
         """Free blocks that a sequence without blocks takes for all its tokens and its encoded input, together
         with the others of its group."""
-        members = together(sequence)
-        found = [block for member in members for block in self.prefix_cache.find(member)]
-        num_blocks = sum(self.blocks_for(member.num_tokens) for member in members)
+        members, found, num_blocks = together(sequence), list[int](), 0
+        for member in members:
+            num_blocks += self.blocks_for(member.num_tokens)
+            blocks = self.prefix_cache.find(member)
+            if blocks and self._is_copied(member, blocks):
+                num_blocks += self.pool.num_owners[blocks[-1]] > 0 or blocks[-1] in found
+            found += blocks
         if sequence.encoder is not None:
             found += self.find_encoder(sequence)
             num_blocks += self.blocks_for(sequence.encoder.num_tokens)
         return num_blocks - sum(self.pool.num_owners[block] > 0 for block in found)
+
+    def _is_copied(self, sequence: Sequence, found: list[int]) -> bool:
+        """Whether a sequence without blocks would write behind the tokens for which the last of the `found`
+        blocks stands: it gets a copy then, if the block has another owner."""
+        num_found = sum(map(self.pool.num_keyed_tokens, found))
+        return num_found % self.block_size > 0 and num_found < sequence.num_tokens
 
     def find_encoder(self, sequence: Sequence) -> list[int]:
         """Blocks with the sequence's encoded input, if others have encoded all of it, or will in this
