@@ -10,8 +10,8 @@ into the folder that ships; `--float-output` keeps the float32 weights too, for 
 measure what INT8 costs.
 
 `--begin FOLDER` goes on from the weights of a folder. `--long-share` says how many of the steps have one
-sequence of 4096 tokens in place of four of 1024. These steps are spread: where they came last, short chats got
-worse (lists of three things had four), and after short steps alone far positions were less likely.
+sequence of 4096 tokens in place of four of 1024. These steps are spread: where they came last, short chats
+got worse (lists of three things had four), and after short steps alone far positions were less likely.
 
 The shipped model was made in parts, each of which began with the one before: 3000 steps without tools and
 long sequences; 680 that added both; 1200 (--seed 7 --peak-lr 5e-3 --long-share 0.12) and 340 (--seed 8
