@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,31 @@ def test_operands_on_two_devices_are_refused(card: PretendedCard) -> None:
     assert (x + torch.tensor(1.0))[torch.tensor([0, 2])].tolist() == [2, 2]
     with pytest.raises(TypeError, match="numpy"):
         x.numpy()
+
+
+def test_uses_of_another_card_are_refused() -> None:
+    with pretend(number=1, num_cards=2) as card:
+        x = torch.ones(3, device="cuda:1")
+        context = ctypes.c_void_p()
+        for stray in (
+            lambda: torch.ones(3, device="cuda"),
+            lambda: x.to("cuda:0"),
+            lambda: torch.zeros_like(x, device="cuda:0"),
+            torch.cuda.Stream,
+            torch.cuda.current_stream,
+            torch.cuda.synchronize,
+            torch.cuda.mem_get_info,
+            lambda: torch.cuda.set_per_process_memory_fraction(0.5, 0),
+        ):
+            with pytest.raises(AssertionError, match=r"on cuda:0 in place of cuda:1"):
+                stray()
+            assert card.strayed.pop() and not card.strayed
+        assert card.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 40)
+        with torch.cuda.device(1):
+            assert torch.cuda.mem_get_info()[0] == torch.cuda.mem_get_info(x.device)[0]
+            with ThreadPoolExecutor(1) as thread, pytest.raises(AssertionError, match="in place of"):
+                thread.submit(torch.cuda.mem_get_info).result()  # each thread begins with the first card
+        assert (x + 1).device == torch.device("cuda:1")
 
 
 def test_copies_from_pinned_memory_are_as_late_as_allowed(card: PretendedCard) -> None:
