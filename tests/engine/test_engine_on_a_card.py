@@ -18,13 +18,14 @@ from test_cpmant import build as build_cpm_ant
 from test_encoder_decoder import build as build_encoder_decoder
 from tiny_models import build
 
-from penstock import loader
+from penstock import loader, measure
 from penstock.config import EngineConfig
 from penstock.engine import Completion
 from penstock.errors import CapacityError, ConfigError
 from penstock.kv_disk.fingerprint import arithmetic
-from penstock.memory.hardware import DeviceProfile, capacities
+from penstock.memory.hardware import DeviceProfile, KernelProfile, capacities
 from penstock.memory.lane import find_lane
+from penstock.memory.machine_rates import Measure
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -179,6 +180,29 @@ def test_a_plan_is_about_the_card_that_was_asked_for() -> None:
         assert found is not None and found.name == "Pretended GTX 1060"
         assert 0 <= found.total_bytes - GIB - found.free_bytes < 1 << 20  # torch keeps what it tried
         check_nothing_is_left(card)
+
+
+def test_rates_are_measured_on_the_card_and_kept_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another card of the same name may lie in a slower slot."""
+    asked: list[tuple[Measure, DeviceProfile]] = []
+
+    def profile(folder: Path | None, measure: Measure, cache: Any, forced: bool, device: Any, _: bool) -> Any:
+        asked.append((measure, device))
+        return capacities()
+
+    monkeypatch.setattr(measure, "hardware_profile", profile)
+    monkeypatch.setattr(measure, "_kernel_profile", lambda *_: KernelProfile(None))
+    monkeypatch.setattr(measure, "device_gbps", lambda device: (1.0, device))
+    monkeypatch.setattr(measure, "_device_gops", lambda config, device, _: device)
+    for number in (0, 1):
+        with engines.card_with_kernels(number=number, num_cards=2) as card:
+            measure.measure_hardware(None, EngineConfig(device=f"cuda:{number}"))
+            found, device = asked[-1]
+            assert found.device() == {
+                "memory_gbps": 1.0, "host_to_device_gbps": card.device, "int8_gops": card.device
+            }  # fmt: skip
+            assert device.name == "Pretended GTX 1060" and not card.strayed
+    assert asked[0][0].device_kernels != asked[1][0].device_kernels
 
 
 def test_a_card_that_is_not_there(model: Path) -> None:
