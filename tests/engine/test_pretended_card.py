@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from pretended_card import PretendedCard, Race, engines, missing, pretend
-from pretended_card.faults import FAULTS
+from pretended_card.faults import FAULTS, FAULTS_OF_A_SECOND_CARD
 from tiny_models import build
 
 from penstock.engine import Completion
+from penstock.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -58,6 +59,17 @@ def test_seeded_faults_are_caught(
             trouble = error
         print(fault, "->", repr(trouble)[:150])
         assert (trouble is not None) == (fault is not None), trouble
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_A_SECOND_CARD)
+def test_the_first_card_in_place_of_the_second_is_caught(
+    fault: str, model: tuple[Path, int, list[Completion]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the engine loads. test_engine_on_a_card.py has the same without a fault."""
+    FAULTS_OF_A_SECOND_CARD[fault](monkeypatch)
+    named = pytest.raises((AssertionError, ConfigError), match=r"cuda:0 in place of cuda:1|no such device")
+    with engines.card_with_kernels(number=1, num_cards=2), named:
+        engines.load(model[0], "cuda:1", num_resident_layers=1)
 
 
 def test_operands_on_two_devices_are_refused(card: PretendedCard) -> None:
