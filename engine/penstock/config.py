@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -16,13 +17,25 @@ GROUP_SIZES = (32, 64, 128)
 WeightBits = Literal["int8", "int4", "planes"]
 #: Inputs that share a scale in 4 bits, where no number is given.
 INT4_GROUP_SIZE = 64
-DeviceChoice = Literal["auto", "cpu", "cuda"]
 ModelImpl = Literal["auto", "penstock", "transformers"]
 SpeculationMode = Literal["auto", "off"]
 Runner = Literal["auto", "generate", "pooling"]
 PoolingChoice = Literal["auto", "cls", "last", "mean"]
 MTPMode = Literal["auto", "on", "off"]
 ShareMode = Literal["auto", "off"]
+
+
+def card_number(device: str) -> int | None:
+    """The number of the GPU that a device names: 0 for "cuda" and "cuda:0", 1 for "cuda:1". None: "cpu" or
+    "auto", which name none. Raises ConfigError for any other text."""
+    if device in ("auto", "cpu"):
+        return None
+    found = re.fullmatch(r"cuda(?::([0-9]{1,3}))?", device, re.ASCII) if isinstance(device, str) else None
+    if found is None:
+        raise ConfigError(
+            f"device is {device!r}; choose auto, cpu, cuda, or a GPU by its number: cuda:0, cuda:1"
+        )
+    return int(found[1] or 0)
 
 
 #: The values that parameters of a KernelTuning may have.
@@ -129,8 +142,9 @@ class EngineConfig:
     weights: WeightBits = "int8"
     #: The dtype in which K and V are stored: "int8" with a scale for each head of each token.
     kv_dtype: KVDtype = "float16"
-    #: What computes: the first GPU ("cuda"), the processor ("cpu"), or "auto": a GPU if there is one.
-    device: DeviceChoice = "auto"
+    #: What computes: a GPU by its number ("cuda:1" is the second one, "cuda" the first), the processor
+    #: ("cpu"), or "auto": the first GPU if there is one.
+    device: str = "auto"
     #: A card leaves a share of each product to the processor, where the model doesn't fit into the card's
     #: memory and this should be faster ("auto"), or computes all products itself ("off"). No answer depends
     #: on it.
@@ -256,7 +270,6 @@ class EngineConfig:
             ("weights", WeightBits),
             ("kv_dtype", KVDtype),
             ("kernels", KernelChoice),
-            ("device", DeviceChoice),
             ("model_impl", ModelImpl),
             ("speculation", SpeculationMode),
             ("runner", Runner),
@@ -268,6 +281,7 @@ class EngineConfig:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(choices))}"
                 )
+        card_number(self.device)
         if len(self.score_tokens) not in (0, 2):
             raise ConfigError(
                 f"score_tokens has {len(self.score_tokens)} texts; it takes the token that says no and the "

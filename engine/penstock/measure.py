@@ -13,6 +13,7 @@ import torch
 
 from penstock.config import EngineConfig, KernelTuning
 from penstock.kernels import Kernels, QuantizedTensor, choose_kernels, fingerprint, native_build
+from penstock.kernels.cuda.kept_check import card_identity
 from penstock.kernels.memory_reader import memory_readers
 from penstock.kernels.tuning import trials, tune
 from penstock.memory.direct_io import aligned_buffer
@@ -61,7 +62,7 @@ def measure_hardware(
             device, cache_folder = lane.torch_device, cache.parent if cache else None
             measure = replace(
                 measure,
-                device_kernels=fingerprint(config, device),
+                device_kernels=f"{fingerprint(config, device)} on {card_identity(device)}",
                 device=functools.partial(device_rates, config, device, cache_folder),
             )
         profile = hardware_profile(folder, measure, cache, is_forced, hardware.device, keeps_better)

@@ -166,10 +166,10 @@ def _doctor(options: argparse.Namespace, settings: Settings) -> int:
     if options.card:
         from penstock_server.commands.card.card_doctor import run_card_doctor
 
-        return run_card_doctor(settings.cache_dir, options.report)
+        return run_card_doctor(settings.cache_dir, options.report, device=settings.device)
     from penstock_server.commands.doctor import run_doctor
 
-    return run_doctor(options.folder, settings.cache_dir)
+    return run_doctor(options.folder, settings.cache_dir, settings.device)
 
 
 def _bench(options: argparse.Namespace, settings: Settings) -> int:

@@ -1,4 +1,4 @@
-/* The driver's functions that the engine calls, with the emulated kernels behind them, for device 0. Being C,
+/* The driver's functions that the engine calls, with the emulated kernels behind them, for one device of several. Being C,
  * they see what ctypes really passes. */
 #include <map>
 #include <string>
@@ -10,6 +10,8 @@ struct Emulated {
 };
 static std::map<std::string, Emulated> emulated_kernels;
 static char the_context, the_module, the_stream;
+/* The number of the device that has the context, and how many there are. */
+static int the_ordinal, num_devices = 1;
 /* Of each thread. A launch forgets it, so that each launch must make it current again. */
 static thread_local void *current_context;
 /* Torch, too, makes the context current, in each thread that uses it. */
@@ -35,11 +37,11 @@ static const uintptr_t PAGE = 4096;
 DRIVER cuInit(unsigned flags) { return flags ? INVALID_VALUE : 0; }
 DRIVER cuDeviceGet(int *device, int ordinal) {
     *device = 40 + ordinal;
-    return ordinal == 0 ? 0 : INVALID_DEVICE;
+    return ordinal >= 0 && ordinal < num_devices ? 0 : INVALID_DEVICE;
 }
 DRIVER cuDevicePrimaryCtxRetain(void **context, int device) {
     *context = &the_context;
-    return device == 40 ? 0 : INVALID_DEVICE;
+    return device == 40 + the_ordinal ? 0 : INVALID_DEVICE;
 }
 DRIVER cuCtxSetCurrent(void *context) {
     current_context = context;
@@ -99,7 +101,9 @@ EXPORT int fake_is_registered(void *address, size_t num_bytes) {
     auto after = registered.upper_bound((uintptr_t)address);
     return after != registered.begin() && (uintptr_t)address + num_bytes <= (--after)->second;
 }
-EXPORT void fake_reset() {
+EXPORT void fake_reset(int ordinal, int count) {
+    the_ordinal = ordinal;
+    num_devices = count;
     registered.clear();
     current_context = nullptr;
 }

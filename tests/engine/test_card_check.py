@@ -113,6 +113,11 @@ def test_a_card_is_checked_once(card: PretendedCard, tmp_path: Path, monkeypatch
     check_card(launcher, card.device, "int16", "a", None)
     assert len(calls) == 5
     assert list(json.loads((tmp_path / kept_check.FILE).read_text()).values()) == [["wrong"]]
+    properties = torch.cuda.get_device_properties(card.device)
+    properties.uuid = "GPU-of-the-same-name"
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    check_card(launcher, card.device, "int16", "a", tmp_path)
+    assert len(calls) == 6, "another card"
 
 
 def test_wrong_kernels_do_not_serve(

@@ -124,7 +124,7 @@ def test_layers_are_read_as_each_program_counts_them() -> None:
 
 
 def test_a_model_on_a_gpu_has_no_head(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mtp_plan, "gpu_trouble", lambda: None)
+    monkeypatch.setattr(mtp_plan, "gpu_trouble", lambda number: None)
     config = EngineConfig(draft_model=str(pair.head), allow_pickle=True)
     with pytest.raises(ConfigError, match="heads are computed on the processor so far. Take --device cpu"):
         Engine.load(pair.model, config)

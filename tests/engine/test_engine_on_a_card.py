@@ -3,6 +3,7 @@ layers are placed, nothing is left of them, and what a card refuses is said."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import logging
@@ -17,10 +18,14 @@ from test_cpmant import build as build_cpm_ant
 from test_encoder_decoder import build as build_encoder_decoder
 from tiny_models import build
 
-from penstock import loader
+from penstock import loader, measure
+from penstock.config import EngineConfig
 from penstock.engine import Completion
 from penstock.errors import CapacityError, ConfigError
-from penstock.memory.hardware import DeviceProfile, capacities
+from penstock.kv_disk.fingerprint import arithmetic
+from penstock.memory.hardware import DeviceProfile, KernelProfile, capacities
+from penstock.memory.lane import find_lane
+from penstock.memory.machine_rates import Measure
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -49,7 +54,7 @@ def model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check_nothing_is_left(card: PretendedCard) -> None:
-    assert not card.races.found
+    assert not card.races.found and not card.strayed
     assert card.driver.num_registered == 0
     assert card.memory.used_bytes == 0
 
@@ -146,6 +151,72 @@ def test_a_step_waits_for_the_card_once(model: Path, card: PretendedCard) -> Non
     card.host_waits.clear()
     engines.answer(engine)
     assert card.host_waits == ["a copy"] * engine.metrics.num_steps
+
+
+# One of several cards.
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_of_two_cards(number: int, model: Path) -> None:
+    """This card alone is used: of the other one only the name may be asked."""
+    expected = engines.answer(engines.load(model, "cpu", kernels="reference"))
+    little = engines.little_host_memory(model, num_layers=2)
+    with engines.card_with_kernels(number=number, num_cards=2) as card:
+        engine = engines.load(model, f"cuda:{number}", num_resident_layers=1, host_memory_bytes=little)
+        assert engines.homes(engine) == {"device", "disk"}
+        assert engine.config.device == f"cuda:{number}" and engine.plan.has_gpu
+        assert arithmetic(engine.config, "penstock")["card"].startswith("Pretended GTX 1060,")
+        assert_same_answers(engines.answer(engine), expected)
+        assert card.driver.num_launches
+        del engine
+        check_nothing_is_left(card)
+
+
+def test_a_plan_is_about_the_card_that_was_asked_for() -> None:
+    with engines.card_with_kernels(number=1, num_cards=2) as card:
+        card.memory.taken_bytes = GIB
+        with contextlib.closing(find_lane("cuda:1")) as lane:
+            found = lane.describe(capacities()).device
+        assert found is not None and found.name == "Pretended GTX 1060"
+        assert 0 <= found.total_bytes - GIB - found.free_bytes < 1 << 20  # torch keeps what it tried
+        check_nothing_is_left(card)
+
+
+def test_rates_are_measured_on_the_card_and_kept_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another card of the same name may lie in a slower slot."""
+    asked: list[tuple[Measure, DeviceProfile]] = []
+
+    def profile(folder: Path | None, measure: Measure, cache: Any, forced: bool, device: Any, _: bool) -> Any:
+        asked.append((measure, device))
+        return capacities()
+
+    monkeypatch.setattr(measure, "hardware_profile", profile)
+    monkeypatch.setattr(measure, "_kernel_profile", lambda *_: KernelProfile(None))
+    monkeypatch.setattr(measure, "device_gbps", lambda device: (1.0, device))
+    monkeypatch.setattr(measure, "_device_gops", lambda config, device, _: device)
+    for number in (0, 1):
+        with engines.card_with_kernels(number=number, num_cards=2) as card:
+            measure.measure_hardware(None, EngineConfig(device=f"cuda:{number}"))
+            found, device = asked[-1]
+            assert found.device() == {
+                "memory_gbps": 1.0, "host_to_device_gbps": card.device, "int8_gops": card.device
+            }  # fmt: skip
+            assert device.name == "Pretended GTX 1060" and not card.strayed
+    assert asked[0][0].device_kernels != asked[1][0].device_kernels
+
+
+def test_a_card_that_is_not_there(model: Path) -> None:
+    with engines.card_with_kernels(number=1, num_cards=2) as card:
+        named = r"--device cuda:2: there is no such GPU.*2: cuda:0 \(.*1080\), cuda:1 \(.*1060\)"
+        with pytest.raises(ConfigError, match=named):
+            engines.load(model, "cuda:2")
+        check_nothing_is_left(card)
+
+
+@pytest.mark.parametrize("device", ["cuda:", "cuda:-1", "cuda:x", "cuda:1 ", "gpu", "CUDA", "", "cuda:٣"])
+def test_a_device_that_is_none(device: str) -> None:
+    with pytest.raises(ConfigError, match="choose auto, cpu, cuda, or a GPU by its number"):
+        EngineConfig(device=device)
 
 
 # What is left, and what comes next.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from pretended_card import PretendedCard, Race, engines, missing, pretend
-from pretended_card.faults import FAULTS
+from pretended_card.faults import FAULTS, FAULTS_OF_A_SECOND_CARD
 from tiny_models import build
 
 from penstock.engine import Completion
+from penstock.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -59,6 +61,17 @@ def test_seeded_faults_are_caught(
         assert (trouble is not None) == (fault is not None), trouble
 
 
+@pytest.mark.parametrize("fault", FAULTS_OF_A_SECOND_CARD)
+def test_the_first_card_in_place_of_the_second_is_caught(
+    fault: str, model: tuple[Path, int, list[Completion]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the engine loads. test_engine_on_a_card.py has the same without a fault."""
+    FAULTS_OF_A_SECOND_CARD[fault](monkeypatch)
+    named = pytest.raises((AssertionError, ConfigError), match=r"cuda:0 in place of cuda:1|no such device")
+    with engines.card_with_kernels(number=1, num_cards=2), named:
+        engines.load(model[0], "cuda:1", num_resident_layers=1)
+
+
 def test_operands_on_two_devices_are_refused(card: PretendedCard) -> None:
     x = torch.ones(3, device="cuda")
     for refused in (lambda: x + torch.ones(3), lambda: torch.ones(3)[torch.tensor([0], device="cuda")]):
@@ -67,6 +80,31 @@ def test_operands_on_two_devices_are_refused(card: PretendedCard) -> None:
     assert (x + torch.tensor(1.0))[torch.tensor([0, 2])].tolist() == [2, 2]
     with pytest.raises(TypeError, match="numpy"):
         x.numpy()
+
+
+def test_uses_of_another_card_are_refused() -> None:
+    with pretend(number=1, num_cards=2) as card:
+        x = torch.ones(3, device="cuda:1")
+        context = ctypes.c_void_p()
+        for stray in (
+            lambda: torch.ones(3, device="cuda"),
+            lambda: x.to("cuda:0"),
+            lambda: torch.zeros_like(x, device="cuda:0"),
+            torch.cuda.Stream,
+            torch.cuda.current_stream,
+            torch.cuda.synchronize,
+            torch.cuda.mem_get_info,
+            lambda: torch.cuda.set_per_process_memory_fraction(0.5, 0),
+        ):
+            with pytest.raises(AssertionError, match=r"on cuda:0 in place of cuda:1"):
+                stray()
+            assert card.strayed.pop() and not card.strayed
+        assert card.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 40)
+        with torch.cuda.device(1):
+            assert torch.cuda.mem_get_info()[0] == torch.cuda.mem_get_info(x.device)[0]
+            with ThreadPoolExecutor(1) as thread, pytest.raises(AssertionError, match="in place of"):
+                thread.submit(torch.cuda.mem_get_info).result()  # each thread begins with the first card
+        assert (x + 1).device == torch.device("cuda:1")
 
 
 def test_copies_from_pinned_memory_are_as_late_as_allowed(card: PretendedCard) -> None:

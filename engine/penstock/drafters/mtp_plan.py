@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, card_number
 from penstock.drafters.draft_model import NUM_KV_TOKENS, config_beside, machine_beside
 from penstock.drafters.mtp_drafter import MAX_WAITING, MTPDrafter
 from penstock.errors import CapacityError, ConfigError
@@ -151,7 +151,7 @@ def _trouble(opened: OpenModel | None, config: EngineConfig) -> str:
 
 def why_not(opened: OpenModel, config: EngineConfig) -> str:
     """Why a head can't guess, and what to do; empty if it can."""
-    if config.device != "cpu" and gpu_trouble() is None:
+    if config.device != "cpu" and gpu_trouble(card_number(config.device) or 0) is None:
         return ON_GPU
     if any(rope.short_length for rope in opened.spec.ropes):
         return "its rope depends on the length of a text. Name a small draft model in its place"

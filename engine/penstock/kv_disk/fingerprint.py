@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from penstock.config import ResolvedConfig
+from penstock.config import ResolvedConfig, card_number
 from penstock.kernels import cpu_builds
 from penstock.kernels.protocol import unwrapped
 from penstock.loader import Model
@@ -50,7 +50,7 @@ def description(model: Model, config: ResolvedConfig, weights: dict[str, str]) -
         "layout": repr(cache.layout),
         "settings": {
             name: getattr(config, name)
-            for name in ("activations", "group_size", "weights", "kernels", "device", "model_impl")
+            for name in ("activations", "group_size", "weights", "kernels", "model_impl")
         },
         # A card whose own kernels fail their check is served by torch's.
         "computing": type(unwrapped(model.executor.family.kernels)).__name__,
@@ -70,8 +70,8 @@ def arithmetic(config: ResolvedConfig, implementation: str) -> dict[str, str]:
     }
     if config.kernels != "native":  # torch divides its sums by threads
         found["threads"] = str(config.num_threads)
-    if config.device == "cuda":
-        found["card"] = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    if (card := card_number(config.device)) is not None:
+        found["card"] = f"{torch.cuda.get_device_name(card)}, CUDA {torch.version.cuda}"
     if implementation == "transformers":
         found["transformers"] = version("transformers")
     return found

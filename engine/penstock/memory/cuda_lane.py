@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,7 +38,10 @@ class PinnedMemory:
 
     name = "pinned weights"
 
-    def __init__(self, driver: ctypes.CDLL) -> None:
+    def __init__(self, device: torch.device, driver: ctypes.CDLL) -> None:
+        """`device` is the GPU whose context is current while the driver pins: pinning must not make a context
+        on another GPU, where it would take memory."""
+        self._device = device
         self._driver = driver
         self._pinned: list[Tensor] = []
         self.unpinned_bytes = 0
@@ -50,9 +52,10 @@ class PinnedMemory:
     def prepare(self, piece: Tensor) -> None:
         # Torch's own pinned memory would be rounded up to powers of two. The call is the driver's and not the
         # runtime's, so that a refusal leaves no error behind for torch's next launch.
-        code = self._driver.cuMemHostRegister_v2(
-            ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(piece.numel()), REGISTER_PORTABLE
-        )
+        with torch.cuda.device(self._device):  # each thread has a current device of its own
+            code = self._driver.cuMemHostRegister_v2(
+                ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(piece.numel()), REGISTER_PORTABLE
+            )
         if code:
             self.unpinned_bytes += piece.numel()
             logger.debug("pinning %d bytes was refused: CUDA error %d", piece.numel(), code)
@@ -60,8 +63,9 @@ class PinnedMemory:
             self._pinned.append(piece)
 
     def close(self) -> None:
-        while self._pinned:
-            self._driver.cuMemHostUnregister(ctypes.c_void_p(self._pinned.pop().data_ptr()))
+        with torch.cuda.device(self._device):
+            while self._pinned:
+                self._driver.cuMemHostUnregister(ctypes.c_void_p(self._pinned.pop().data_ptr()))
 
 
 class CudaMemory:
@@ -178,15 +182,14 @@ class CudaLink:
 
 
 class CudaLane:
-    """The first GPU."""
+    """A GPU."""
 
-    choice: Literal["cpu", "cuda"] = "cuda"
-
-    def __init__(self) -> None:
-        self.torch_device = torch.device("cuda", 0)
+    def __init__(self, number: int = 0) -> None:
+        self.torch_device = torch.device("cuda", number)
+        self.choice = str(self.torch_device)
         self.link = CudaLink(self.torch_device)
         self._driver = ctypes.CDLL("libcuda.so.1")
-        self._pinned = PinnedMemory(self._driver)
+        self._pinned = PinnedMemory(self.torch_device, self._driver)
         self._handover: CudaHandover | None = None
         self._memory = CudaMemory(self.torch_device)
         self.memories = (self._pinned, self._memory)

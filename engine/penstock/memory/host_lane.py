@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -71,7 +70,7 @@ class HostLane:
     """The processor."""
 
     torch_device = torch.device("cpu")
-    choice: Literal["cpu", "cuda"] = "cpu"
+    choice = "cpu"
     unpinned_bytes = 0
 
     def __init__(self, spare: SpareMemory | None = None) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from penstock.config import DeviceChoice
+from penstock.config import card_number
 from penstock.errors import ConfigError
 from penstock.memory.cuda_lane import CudaLane
 from penstock.memory.hardware import HardwareProfile
@@ -97,8 +97,8 @@ class Lane(Protocol):
     def torch_device(self) -> torch.device: ...
 
     @property
-    def choice(self) -> Literal["cpu", "cuda"]:
-        """The lane's name in a config."""
+    def choice(self) -> str:
+        """The lane's name in a config: "cpu", or "cuda:" and the GPU's number."""
 
     @property
     def memories(self) -> tuple[Memory, ...]:
@@ -140,16 +140,18 @@ class Lane(Protocol):
         """Bytes that feed a GPU and that the system refused to pin."""
 
 
-def find_lane(choice: DeviceChoice, spare: SpareMemory | None = None) -> Lane:
-    """The lane of the first GPU, or of the processor. "auto" warns of a GPU that is there and can't be used;
-    "cuda" raises ConfigError. spare: memory of models that left, for the processor's lane."""
+def find_lane(choice: str, spare: SpareMemory | None = None) -> Lane:
+    """The lane of a GPU, or of the processor, by EngineConfig.device. "auto" warns of a first GPU that is
+    there and can't be used; a GPU that is asked for by name and can't be used raises ConfigError. spare:
+    memory of models that left, for the processor's lane."""
     if choice == "cpu":
         return HostLane(spare)
-    trouble = gpu_trouble()
+    number = card_number(choice)
+    trouble = gpu_trouble(number or 0)
     if trouble is None:
-        return CudaLane()
-    if choice == "cuda":
-        raise ConfigError(f"--device cuda: {trouble}")
+        return CudaLane(number or 0)
+    if number is not None:
+        raise ConfigError(f"--device {choice}: {trouble}")
     if has_driver():
         logger.warning("there is a GPU, but it is not used: %s", trouble)
     return HostLane(spare)
@@ -159,8 +161,8 @@ def has_driver() -> bool:
     return any(path.exists() for path in DRIVERS)
 
 
-def gpu_trouble() -> str | None:
-    """Why torch can't compute on the first GPU, and what to do about it; None if it can."""
+def gpu_trouble(number: int = 0) -> str | None:
+    """Why torch can't compute on a GPU, and what to do about it; None if it can. No other GPU is touched."""
     built_for = torch.version.cuda
     if built_for is None:
         return f"torch {torch.__version__} has no CUDA; install a build of torch with CUDA"
@@ -169,12 +171,19 @@ def gpu_trouble() -> str | None:
             f"torch {torch.__version__} finds no GPU: there is none, its driver is too old for CUDA "
             f"{built_for} (nvidia-smi shows what it can), or this container has no access to it"
         )
-    try:
-        torch.ones(1, device="cuda").add_(1).item()
-    except RuntimeError as error:  # torch's list of architectures would mislead: code for sm_60 runs on sm_61
-        major, minor = torch.cuda.get_device_capability()
+    if number >= (num_cards := torch.cuda.device_count()):
+        names = ", ".join(f"cuda:{each} ({torch.cuda.get_device_name(each)})" for each in range(num_cards))
         return (
-            f"torch {torch.__version__} for CUDA {built_for} can't compute on {torch.cuda.get_device_name()} "
+            f"there is no such GPU. Torch sees {num_cards}: {names}. CUDA_VISIBLE_DEVICES, where it is set, "
+            "hides others and gives them new numbers"
+        )
+    try:
+        torch.ones(1, device=torch.device("cuda", number)).add_(1).item()
+    except RuntimeError as error:  # torch's list of architectures would mislead: code for sm_60 runs on sm_61
+        major, minor = torch.cuda.get_device_capability(number)
+        name = torch.cuda.get_device_name(number)
+        return (
+            f"torch {torch.__version__} for CUDA {built_for} can't compute on {name} "
             f"(compute capability {major}.{minor}): {str(error).splitlines()[0]}. Cards before 7.5 need a "
             "build of torch 2.14 or older, for CUDA 12.6"
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.config import DeviceChoice, EngineConfig, ResolvedConfig
+from penstock.config import EngineConfig, ResolvedConfig
 from penstock.errors import ConfigError
 from penstock.generation.model_inputs import ModelInputs
 from penstock.kernels import QuantizedTensor
@@ -87,7 +87,7 @@ def own_arithmetic(config: EngineConfig) -> str:
     return json.dumps(facts, sort_keys=True)
 
 
-def _device(config: EngineConfig) -> DeviceChoice:
+def _device(config: EngineConfig) -> str:
     """What find_lane() takes."""
     if config.device != "auto":
         return config.device

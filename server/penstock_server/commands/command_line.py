@@ -312,8 +312,8 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     _add_folder(parser, "looked at")
     parser.add_argument(
         "--card", action="store_true",
-        help="try the first GPU instead: each kernel against plain arithmetic, rates of memory and link, a "
-        "small model",
+        help="try a GPU instead (--device; else the first one): each kernel against plain arithmetic, rates "
+        "of memory and link, a small model",
     )  # fmt: skip
     parser.add_argument(
         "--report", type=Path, default=Path("penstock-card.json"), metavar="FILE",

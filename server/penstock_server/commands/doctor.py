@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, card_number
 from penstock.errors import CheckpointError
 from penstock.kernels import fingerprint
 from penstock.kernels.cpu_builds import BUILDS, build_fingerprint, compiled_builds, runnable_builds
@@ -42,8 +42,9 @@ class Finding:
         return f"{mark:2} {self.subject:10} {self.text}" + (f"\n{'':14}{self.advice}" if self.advice else "")
 
 
-def run_doctor(folder: Path, cache_dir: Path) -> int:
-    """Prints the findings. Returns 1 if one of them has advice, else 0."""
+def run_doctor(folder: Path, cache_dir: Path, device: str = "auto") -> int:
+    """Prints the findings. `device` is EngineConfig.device: if it names a GPU, this one is looked at. Returns
+    1 if a finding has advice, else 0."""
     cache = cache_dir / CACHE_FILE
     findings = [
         kernels(),
@@ -53,7 +54,7 @@ def run_doctor(folder: Path, cache_dir: Path) -> int:
         memory(),
         disk(folder),
         huge_pages(),
-        *gpu(),
+        *gpu(card_number(device)),
     ]
     print(f"penstock on Python {platform.python_version()}, torch {torch.__version__}")
     print("\n".join(finding.line for finding in findings))
@@ -169,20 +170,31 @@ def huge_pages(path: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled"))
     return Finding("huge pages", "the system gives huge pages on request")
 
 
-def gpu() -> list[Finding]:
-    """The card, whether torch and NVRTC know the card, and how much memory can be pinned."""
-    trouble = gpu_trouble()
-    if trouble is not None:
+def gpu(number: int | None = None) -> list[Finding]:
+    """The card of this number (None: the first one, with a line for each other card), whether torch and NVRTC
+    know the card, and how much memory can be pinned."""
+    if (trouble := gpu_trouble(number or 0)) is not None:
+        if number is not None:
+            return [Finding("GPU", f"cuda:{number} can't be used", trouble)]
         if not has_driver():
             return [Finding("GPU", "no GPU: the processor computes")]
         return [Finding("GPU", "there is a driver, but the processor computes", trouble)]
-    major, minor = torch.cuda.get_device_capability()
-    findings = [Finding("GPU", f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}")]
-    if find_nvrtc(10 * major + minor) is None:
-        text = "no NVRTC knows this card: torch's slower kernels serve"
-        findings.append(Finding("NVRTC", text, INSTALL_NVRTC))
+    findings = _card(number or 0)
+    for other in range(1, torch.cuda.device_count()) if number is None else ():
+        text = f"cuda:{other} is {torch.cuda.get_device_name(other)}, for --device cuda:{other}"
+        findings.append(Finding("GPU", text))
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft != resource.RLIM_INFINITY:
         advice = "ulimit -l unlimited (docker: --ulimit memlock=-1) lets more memory feed the GPU"
         findings.append(Finding("pinning", f"at most {soft / GIB:.2f} GiB may be locked in memory", advice))
+    return findings
+
+
+def _card(number: int) -> list[Finding]:
+    major, minor = torch.cuda.get_device_capability(number)
+    text = f"{torch.cuda.get_device_name(number)}, compute capability {major}.{minor}"
+    findings = [Finding("GPU", text)]
+    if find_nvrtc(10 * major + minor) is None:
+        text = "no NVRTC knows this card: torch's slower kernels serve"
+        findings.append(Finding("NVRTC", text, INSTALL_NVRTC))
     return findings

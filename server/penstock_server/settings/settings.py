@@ -16,7 +16,6 @@ from typing import Any, Literal, get_args
 
 from penstock.config import (
     Activations,
-    DeviceChoice,
     EngineConfig,
     KernelChoice,
     KernelTuning,
@@ -46,6 +45,7 @@ from penstock_server.settings.values import (
     parse_bool,
     parse_bytes,
     parse_bytes_or_share,
+    parse_device,
     parse_int,
     parse_keep_alive,
     parse_list,
@@ -167,8 +167,13 @@ class Settings(NodesSettings):
         "keep computed keys and values while there is room, for prompts that begin alike",
         commands=GENERATING,
     )
-    device: DeviceChoice = engine_setting(
-        "device", "what computes: cuda is the first GPU, cpu the processor; auto is a GPU if one is usable"
+    device: str = engine_setting(
+        "device",
+        "what computes: cpu is the processor, cuda or cuda:0 the first GPU, cuda:1 the second one; auto is "
+        "the first GPU if it is usable",
+        commands=(*MEASURING, "doctor"),
+        parse=parse_device,
+        metavar="DEVICE",
     )
     share_products: ShareMode = engine_setting(
         "share_products",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from penstock.config import KernelTuning
+from penstock.config import KernelTuning, card_number
 from penstock.errors import ConfigError
 
 
@@ -38,6 +38,14 @@ def parse_tuning(text: str) -> KernelTuning:
         return KernelTuning.parse(text)
     except ConfigError as error:
         raise ValueError(str(error)) from None
+
+
+def parse_device(text: str) -> str:
+    try:
+        card_number(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return text
 
 
 def parse_bool(text: str) -> bool:

@@ -26,11 +26,13 @@ from penstock.memory.direct_io import DirectReader
 from pretended_card.driver import Driver
 from pretended_card.memory import CardMemory
 from pretended_card.races import Race, Races
-from pretended_card.streams import CurrentStream, Event, Stream
+from pretended_card.streams import CurrentDevice, CurrentStream, Event, Stream
 from pretended_card.tensors import CardTensor, blank
 
 GIB = 1 << 30
 NAME = "Pretended GTX 1060"
+#: The name of the cards that are somebody else's.
+OTHER_NAME = "Pretended GTX 1080"
 #: The handle of streams on which the pretended driver launches nothing.
 NO_LAUNCHES = 0x1000
 #: The race detector keeps a stack trace of each access, which takes as long as all the rest of it.
@@ -40,15 +42,22 @@ NO_TRACES = SimpleNamespace(
 
 
 class PretendedCard:
-    device = torch.device("cuda", 0)
+    """One of `num_cards` cards. The others have names, and whoever uses one of them meets an error."""
 
-    def __init__(self, capability: tuple[int, int], total_bytes: int) -> None:
+    def __init__(
+        self, capability: tuple[int, int], total_bytes: int, number: int = 0, num_cards: int = 1
+    ) -> None:
+        self.device = torch.device("cuda", number)
+        self.num_cards = num_cards
+        self.current_device = CurrentDevice()
+        #: Uses of other cards, in case whoever met the error swallowed it.
+        self.strayed: list[str] = []
         self.capability = capability
         self.memory = CardMemory(total_bytes)
         self.races = Races()
         self.driver = Driver(emulated_cuda.library(), self)
-        self.default_stream = Stream(self.races, self.driver.fake_stream(), is_default=True)
-        self.current_stream = CurrentStream(self.default_stream)
+        self.default_stream = Stream(self.races, self.driver.fake_stream(), self.device, is_default=True)
+        self.current_stream = CurrentStream(self)
         self._streams = [self.default_stream]
         #: Copies out of the host's memory: first address, the one after the last, the stream, and how much of
         #: the stream has run after the copy.
@@ -62,7 +71,7 @@ class PretendedCard:
         if not isinstance(value, Tensor):
             return value
         if self.memory.add(value.untyped_storage()):
-            self.races.on_allocation(value.untyped_storage(), self.current_stream.get().stream_id)
+            self.races.on_allocation(value.untyped_storage(), self.current_stream.of_card().stream_id)
         self.driver.fake_use_of_torch()
         return CardTensor(value, self)
 
@@ -71,7 +80,7 @@ class PretendedCard:
 
     def enqueue_copy(self, source: Tensor, target: CardTensor) -> None:
         """From the host."""
-        stream = self.current_stream.get()
+        stream = self.current_stream.of_card()
         if stream.is_default:
             self.races.on_use([target.data_ptr()], stream.stream_id, "a small copy")
         else:
@@ -82,7 +91,7 @@ class PretendedCard:
 
     def enqueue_copy_to_host(self, source: CardTensor, target: Tensor) -> Tensor:
         """On a stream beside the one that computes: what computes has to come before it."""
-        stream = self.current_stream.get()
+        stream = self.current_stream.of_card()
         assert self.is_pinned(target), "a copy to memory that is not pinned waits"
         assert stream.all_before().get(self.default_stream, -1) == self.default_stream.num_queued, (
             "the copy to the host does not wait for what computes"
@@ -112,63 +121,114 @@ class PretendedCard:
 
     def on_use(self, addresses: Iterable[int], name: str) -> None:
         """A kernel or operation begins."""
-        stream = self.current_stream.get()
+        stream = self.current_stream.of_card()
         stream.num_queued += stream.is_default
         assert stream.is_default, f"{name}: only copies to the card are modelled on other streams"
         self.races.on_use(addresses, stream.stream_id, name)
 
     def wait_for_host(self, reason: str) -> None:
         self.host_waits.append(reason)
-        self.current_stream.get().synchronize()
+        self.current_stream.of_card().synchronize()
+
+    def number_of(self, device: object) -> int:
+        """As torch understands it: without a number, the thread's current device."""
+        if isinstance(device, int):
+            return device
+        index = None if device is None else torch.device(device).index  # type: ignore[call-overload]
+        return self.current_device.number if index is None else int(index)
+
+    def check_own(self, device: object, what: str) -> None:
+        """Raises AssertionError for a use of another card."""
+        if (number := self.number_of(device)) != self.device.index:
+            self.strayed.append(f"{what} on cuda:{number} in place of {self.device}")
+            raise AssertionError(self.strayed[-1])
 
     def make_stream(self, device: object = None) -> Stream:
+        self.check_own(device, "a stream")
         self.driver.fake_use_of_torch()
-        self._streams.append(Stream(self.races, NO_LAUNCHES + len(self._streams)))
+        self._streams.append(Stream(self.races, NO_LAUNCHES + len(self._streams), self.device))
         return self._streams[-1]
 
     def synchronize(self, device: object = None) -> None:
+        self.check_own(device, "a wait")
         for stream in self._streams:
             stream.synchronize()
 
-    def empty(self, size: list[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    def empty(
+        self, size: list[int], *, dtype: torch.dtype | None = None, device: object = None, **_: Any
+    ) -> Tensor:
+        self.check_own(device, "an allocation")
         wrapped: Tensor = self.wrap(blank(torch.empty(size, dtype=dtype, device="cpu")))
         return wrapped
 
     def empty_strided(
-        self, size: list[int], stride: list[int], *, dtype: torch.dtype | None = None, **_: Any
+        self,
+        size: list[int],
+        stride: list[int],
+        *,
+        dtype: torch.dtype | None = None,
+        device: object = None,
+        **_: Any,
     ) -> Tensor:
+        self.check_own(device, "an allocation")
         wrapped: Tensor = self.wrap(blank(torch.empty_strided(size, stride, dtype=dtype, device="cpu")))
         return wrapped
 
     def torch_cuda(self) -> dict[str, Any]:
         """What stands in torch.cuda instead."""
-        memory, (major, minor) = self.memory, self.capability
-        properties = SimpleNamespace(
-            name=NAME, major=major, minor=minor, multi_processor_count=10, total_memory=memory.total_bytes
-        )
+        memory = self.memory
         return {
             "_lazy_init": lambda: None,
             "is_available": lambda: self.is_there,
-            "device_count": lambda: int(self.is_there),
-            "get_device_name": lambda device=None: NAME,
-            "get_device_capability": lambda device=None: self.capability,
-            "get_device_properties": lambda device=None: properties,
+            "device_count": lambda: self.num_cards if self.is_there else 0,
+            "device": self.current_device.set,
+            "get_device_name": lambda device=None: self._properties(device).name,
+            "get_device_capability": lambda device=None: self._capability(device),
+            "get_device_properties": self._properties,
             "Stream": self.make_stream,
             "Event": functools.partial(Event, self.races),
             "stream": self.current_stream.set,
             "current_stream": self.current_stream.get,
-            "default_stream": lambda device=None: self.default_stream,
+            "default_stream": self._own("a stream", lambda: self.default_stream),
             "synchronize": self.synchronize,
-            "mem_get_info": lambda device=None: (memory.free_bytes, memory.total_bytes),
-            "memory_reserved": lambda device=None: memory.reserved_bytes,
-            "max_memory_reserved": lambda device=None: memory.peak_bytes,
-            "memory_allocated": lambda device=None: memory.used_bytes,
-            "reset_peak_memory_stats": lambda device=None: memory.reset_peak(),
+            "mem_get_info": self._own("a question", lambda: (memory.free_bytes, memory.total_bytes)),
+            "memory_reserved": self._own("a question", lambda: memory.reserved_bytes),
+            "max_memory_reserved": self._own("a question", lambda: memory.peak_bytes),
+            "memory_allocated": self._own("a question", lambda: memory.used_bytes),
+            "reset_peak_memory_stats": self._own("a change", memory.reset_peak),
             "empty_cache": memory.empty_cache,
             "set_per_process_memory_fraction": self._limit,
         }
 
+    def _own(self, what: str, answer: Callable[[], Any]) -> Callable[..., Any]:
+        """A function of torch.cuda that takes a device and touches it."""
+
+        def function(device: object = None) -> Any:
+            self.check_own(device, what)
+            return answer()
+
+        return function
+
+    def _properties(self, device: object = None) -> SimpleNamespace:
+        """Of any card: nothing is touched by asking for them."""
+        number = self.number_of(device)
+        assert 0 <= number < self.num_cards, f"Invalid device id: {number}"
+        is_own, (major, minor) = number == self.device.index, self.capability
+        return SimpleNamespace(
+            name=NAME if is_own else OTHER_NAME,
+            uuid=f"GPU-{number}",
+            major=major,
+            minor=minor if is_own else 9,
+            multi_processor_count=10 if is_own else 99,
+            total_memory=self.memory.total_bytes,
+        )
+
+    def _capability(self, device: object) -> tuple[int, int]:
+        properties = self._properties(device)
+        return properties.major, properties.minor
+
     def _limit(self, fraction: float, device: object = None) -> None:
+        self.check_own(device, "a limit")
         self.memory.limit_bytes = int(fraction * self.memory.total_bytes)
 
 
@@ -180,10 +240,12 @@ def missing() -> str | None:
 
 
 @contextlib.contextmanager
-def pretend(capability: tuple[int, int] = (6, 1), total_bytes: int = 6 * GIB) -> Iterator[PretendedCard]:
-    """One at a time."""
+def pretend(
+    capability: tuple[int, int] = (6, 1), total_bytes: int = 6 * GIB, number: int = 0, num_cards: int = 1
+) -> Iterator[PretendedCard]:
+    """One at a time, with the number `number` of `num_cards`."""
     _build_guard()
-    card = PretendedCard(capability, total_bytes)
+    card = PretendedCard(capability, total_bytes, number, num_cards)
     factories = torch.library.Library("aten", "IMPL")
     try:
         factories.impl("empty.memory_format", card.empty, "CUDA")

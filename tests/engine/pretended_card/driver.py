@@ -19,7 +19,7 @@ class Driver:
         library.fake_stream.restype = ctypes.c_void_p
         for name in ("fake_kernel_name", "fake_kernel_kinds"):
             getattr(library, name).restype = ctypes.c_char_p
-        library.fake_reset()
+        library.fake_reset(card.device.index, card.num_cards)
         self._library = library
         self._card = card
         self.refuses_to_pin = False
@@ -48,6 +48,7 @@ class Driver:
         return self._card.launch_on_host(stream.value, function)
 
     def cuMemHostRegister_v2(self, *arguments: Any) -> int:
+        self._card.check_own(None, "pinning")  # in the current context
         return OUT_OF_MEMORY if self.refuses_to_pin else int(self._library.cuMemHostRegister_v2(*arguments))
 
     def is_registered(self, address: int, num_bytes: int) -> bool:

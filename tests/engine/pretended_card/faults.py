@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels.cuda.launcher import CudaLauncher
+from penstock.memory.cuda_lane import CudaLane
 from penstock.memory.direct_io import DirectReader
+from pretended_card.card import PretendedCard
 from pretended_card.driver import Driver
-from pretended_card.streams import Event, Stream
+from pretended_card.streams import CurrentDevice, Event, Stream
 
 Patch = pytest.MonkeyPatch
 Fault = Callable[[Patch], None]
@@ -111,4 +115,33 @@ FAULTS: dict[str, tuple[Fault, bool]] = {
     "pages stay pinned": (_pages_stay_pinned, False),
     "query_start stays on the host": (_stays_on_the_host(_is_query_start), False),
     "rope's table stays on the host": (_stays_on_the_host(_is_rope_table), False),
+}
+
+
+def _the_lane_is_that_of_the_first_card(patch: Patch) -> None:
+    make = CudaLane.__init__
+    patch.setattr(CudaLane, "__init__", lambda self, number: make(self))
+
+
+def _kernels_are_loaded_on_the_first_card(patch: Patch) -> None:
+    make = CudaLauncher.__init__
+    patch.setattr(CudaLauncher, "__init__", lambda self, device, image: make(self, FIRST, image))
+
+
+def _streams_have_no_number(patch: Patch) -> None:
+    make = PretendedCard.make_stream
+    patch.setattr(PretendedCard, "make_stream", lambda self, device: make(self))
+
+
+def _pinning_is_done_on_the_first_card(patch: Patch) -> None:
+    patch.setattr(CurrentDevice, "set", lambda self, device: nullcontext())
+
+
+FIRST = torch.device("cuda", 0)
+#: What is wrong where the second card is asked for -> how to make it so.
+FAULTS_OF_A_SECOND_CARD: dict[str, Fault] = {
+    "the lane is that of the first card": _the_lane_is_that_of_the_first_card,
+    "kernels are loaded on the first card": _kernels_are_loaded_on_the_first_card,
+    "streams have no number": _streams_have_no_number,
+    "pinning is done on the first card": _pinning_is_done_on_the_first_card,
 }

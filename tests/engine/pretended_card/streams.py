@@ -11,10 +11,14 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
 from pretended_card.races import Races
+
+if TYPE_CHECKING:
+    from pretended_card.card import PretendedCard
 
 #: Milliseconds between any two events.
 ELAPSED_MS = 0.5
@@ -22,8 +26,8 @@ _numbers = itertools.count(1)
 
 
 class Stream:
-    def __init__(self, races: Races, handle: int, *, is_default: bool = False) -> None:
-        self.device = torch.device("cuda", 0)
+    def __init__(self, races: Races, handle: int, device: torch.device, *, is_default: bool = False) -> None:
+        self.device = device
         self.stream_id = 0 if is_default else next(_numbers)
         self.cuda_stream = handle
         self.is_default = is_default
@@ -129,21 +133,43 @@ class Event:
         return ELAPSED_MS
 
 
-class CurrentStream:
-    """Of each thread."""
+class CurrentDevice(threading.local):
+    """Of each thread: its number. A thread begins with the first card."""
 
-    def __init__(self, default: Stream) -> None:
-        self._default = default
+    number = 0
+
+    @contextlib.contextmanager
+    def set(self, device: torch.device | int) -> Iterator[None]:
+        before = self.number
+        self.number = device if isinstance(device, int) else int(device.index)
+        try:
+            yield
+        finally:
+            self.number = before
+
+
+class CurrentStream:
+    """Of each thread, on the card."""
+
+    def __init__(self, card: PretendedCard) -> None:
+        self._card = card
         self._local = threading.local()
 
     def get(self, device: object = None) -> Stream:
-        return getattr(self._local, "stream", self._default)
+        """torch.cuda.current_stream()."""
+        self._card.check_own(device, "a stream")
+        return self.of_card()
+
+    def of_card(self) -> Stream:
+        """What torch's own operations use, which go to their tensors' card."""
+        return getattr(self._local, "stream", self._card.default_stream)
 
     @contextlib.contextmanager
     def set(self, stream: Stream) -> Iterator[None]:
-        before = self.get()
+        before = self.of_card()
         self._local.stream = stream
         try:
-            yield
+            with self._card.current_device.set(stream.device):
+                yield
         finally:
             self._local.stream = before

@@ -1,4 +1,4 @@
-"""CardTensor: says that it is on cuda:0, and holds its elements in the memory of the host.
+"""CardTensor: says that it is on a card, and holds its elements in the memory of the host.
 
 Operations unwrap it, run on the CPU and wrap what comes out. What a card refuses (operands on two devices) is
 refused, and what nothing has written looks like it.
@@ -48,7 +48,7 @@ class CardTensor(Tensor):
         return self.inner.untyped_storage()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        raise TypeError("can't convert cuda device type tensor to numpy")
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -86,7 +86,7 @@ def _compute(card: PretendedCard, function: Any, args: Any, kwargs: Any) -> Any:
     if at_home:
         raise RuntimeError(
             f"{function}: expected all tensors to be on the same device, but found at least two devices, "
-            f"cuda:0 and cpu (of shape {at_home})"
+            f"{card.device} and cpu (of shape {at_home})"
         )
     # Making a view touches nothing.
     if not function.is_view and function not in UNINITIALIZED:
@@ -96,6 +96,7 @@ def _compute(card: PretendedCard, function: Any, args: Any, kwargs: Any) -> Any:
     if function is aten._local_scalar_dense.default:
         card.wait_for_host("a number")
     if "device" in kwargs:
+        card.check_own(kwargs["device"] or card.device, str(function))
         kwargs = kwargs | {"device": torch.device("cpu")}
     result = function(*_unwrapped(args), **_unwrapped(kwargs))
     if function in UNINITIALIZED:
@@ -108,7 +109,7 @@ def _copy(card: PretendedCard, target: Tensor, source: Tensor, non_blocking: boo
     """copy_() over the link, or within the card."""
     if not isinstance(target, CardTensor):
         assert isinstance(source, CardTensor)
-        if non_blocking and not card.current_stream.get().is_default:
+        if non_blocking and not card.current_stream.of_card().is_default:
             return card.enqueue_copy_to_host(source, target)
         return target.copy_(_to_host(card, source, non_blocking=non_blocking))
     if isinstance(source, CardTensor):

@@ -20,7 +20,7 @@ from penstock_server.commands.command_line import build_parser
         (["fly"], "invalid choice: 'fly'", "penstock"),
         (["serve", "m", "--port", "x"], "--port: 'x' is no whole number", "penstock serve"),
         (["serve", "m", "--port"], "--port: expected one argument", "penstock serve"),
-        (["serve", "m", "--device", "tpu"], "invalid choice: 'tpu'", "penstock serve"),
+        (["serve", "m", "--device", "tpu"], "device is 'tpu'; choose auto, cpu, cuda", "penstock serve"),
         (["chat", "m", "--host", "x"], "unrecognized arguments: --host x\n", "penstock chat"),
         (["chat", "m", "--max-token=8"], "--max-token=8; did you mean --max-tokens?", "penstock chat"),
         # Half a flag is no flag.
@@ -112,6 +112,7 @@ ALL = {"serve", "generate", "chat", "plan", "hardware", "bench", "convert", "rep
         ("--group-size=32", ALL - {"hardware"}),
         ("--host-memory=1", {"serve", "generate", "chat", "plan", "bench", "eval"}),
         ("--threads=1", ALL - {"convert", "report"}),
+        ("--device=cuda:1", (ALL | {"doctor"}) - {"convert", "report"}),
         ("--kernels=torch", ALL - {"convert", "report"}),
         ("--max-queued-seqs=1", {"serve"}),
         ("--api-key=x", {"serve"}),

@@ -63,8 +63,9 @@ def test_an_old_card_with_a_new_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GTX 1060")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "GTX 1060")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(doctor, "has_driver", lambda: True)
     monkeypatch.setattr(torch, "ones", no_kernels)
     (finding,) = doctor.gpu()
@@ -73,11 +74,14 @@ def test_an_old_card_with_a_new_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_card_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "gpu_trouble", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "RTX 3060")
+    monkeypatch.setattr(doctor, "gpu_trouble", lambda number: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (8, 6))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"RTX 30{6 + number}0")
     monkeypatch.setattr(doctor, "find_nvrtc", lambda architecture: object())
     assert doctor.gpu()[0] == doctor.Finding("GPU", "RTX 3060, compute capability 8.6")
+    assert doctor.gpu()[1] == doctor.Finding("GPU", "cuda:1 is RTX 3070, for --device cuda:1")
+    assert doctor.gpu(1)[0] == doctor.Finding("GPU", "RTX 3070, compute capability 8.6")
     assert all(finding.subject != "NVRTC" for finding in doctor.gpu())
     monkeypatch.setattr(doctor, "find_nvrtc", lambda architecture: None)
     (missing,) = (finding for finding in doctor.gpu() if finding.subject == "NVRTC")

@@ -27,7 +27,7 @@ def check_card(
 ) -> list[str]:
     """What is wrong with the kernels on a card, by self_check.mismatches(). `build` tells apart what was
     compiled. The answer is kept in `cache_folder`, so that each start but the first one takes no time."""
-    key = f"{torch.cuda.get_device_name(device)}, {driver_version()}, {build}, {activations}"
+    key = f"{card_identity(device)}, {driver_version()}, {build}, {activations}"
     path = None if cache_folder is None else cache_folder / FILE
     kept = {} if path is None else _read(path)
     if key in kept:
@@ -37,6 +37,13 @@ def check_card(
     if path is not None:
         _keep(path, kept | {key: found})
     return found
+
+
+def card_identity(device: torch.device) -> str:
+    """Tells a card apart from all others, those of the same name too: one of them may be broken, or lie in a
+    slower slot. The number would not do: it changes with CUDA_VISIBLE_DEVICES."""
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name} {properties.uuid}"
 
 
 def driver_version() -> str:

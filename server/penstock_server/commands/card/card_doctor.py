@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from penstock.config import EngineConfig
-from penstock.errors import PenstockError
+from penstock.config import EngineConfig, card_number
+from penstock.errors import ConfigError, PenstockError
 from penstock.kernels.cuda import nvrtc
 from penstock.kernels.cuda.kept_check import driver_version
 from penstock.kernels.cuda.kernels import CudaKernels
@@ -34,21 +34,33 @@ ROUND_TRIPS = 50
 
 
 def run_card_doctor(
-    cache_dir: Path, file: Path, run_trial: Callable[[], dict[str, str]] | None = None
+    cache_dir: Path,
+    file: Path,
+    run_trial: Callable[[str], dict[str, str]] | None = None,
+    device: str = "auto",
 ) -> int:
-    """Prints the findings and writes them to `file` as JSON. Returns 1 if something is wrong. `run_trial`
-    stands in for the process of its own."""
-    trouble = gpu_trouble()
+    """Prints the findings and writes them to `file` as JSON. `device` is EngineConfig.device; "auto" is the
+    first card. Returns 1 if something is wrong. `run_trial` takes a card's name such as cuda:1, and stands in
+    for the process of its own. Raises ConfigError for a device that is no card."""
+    if device == "cpu":
+        raise ConfigError("doctor --card tries a card, and --device is cpu: leave it out, or write cuda:0")
+    number = card_number(device) or 0
+    trouble = gpu_trouble(number)
     if trouble is not None:
-        print(f"!  card       {trouble}")
+        print(f"!  card       cuda:{number}: {trouble}")
         return 1
-    device = torch.device("cuda", 0)
+    return _report_on(torch.device("cuda", number), cache_dir, file, run_trial or _trial_in_a_process)
+
+
+def _report_on(
+    device: torch.device, cache_dir: Path, file: Path, run_trial: Callable[[str], dict[str, str]]
+) -> int:
     report: dict[str, Any] = {"machine": _machine(device)}
     for name, value in report["machine"].items():
         print(f"   {name:22} {value}")
     report["kernels"] = _tried(lambda: _kernels(device, cache_dir))
     report["rates"] = _tried(lambda: _rates(device, cache_dir))
-    report["model"] = _tried(run_trial or _trial_in_a_process)
+    report["model"] = _tried(lambda: run_trial(str(device)))
     file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     wrong = _wrong(report)
     for name, value in report["rates"].items():
@@ -113,12 +125,12 @@ def _kernels(device: torch.device, cache_dir: Path) -> dict[str, Any]:
 
 def _rates(device: torch.device, cache_dir: Path) -> dict[str, float]:
     rates = device_rates(EngineConfig(), device, cache_dir)
-    return rates | {"to the processor and back, us": 1e6 * _round_trip_s()}
+    return rates | {"to the processor and back, us": 1e6 * _round_trip_s(device)}
 
 
-def _round_trip_s() -> float:
+def _round_trip_s(device: torch.device) -> float:
     """Seconds of handing a row over to the processor and back, where the processor does nothing."""
-    with contextlib.closing(CudaLane()) as lane:
+    with contextlib.closing(CudaLane(device.index)) as lane:
         handover = lane.handover()
         x = torch.zeros(1, 4096, device=lane.torch_device)
         started = 0.0
@@ -132,9 +144,9 @@ def _round_trip_s() -> float:
         return (time.perf_counter() - started) / ROUND_TRIPS
 
 
-def _trial_in_a_process() -> dict[str, str]:
+def _trial_in_a_process(device: str) -> dict[str, str]:
     """card_trial.py, in a process of its own."""
-    command = [sys.executable, "-m", "penstock_server.commands.card.card_trial"]
+    command = [sys.executable, "-m", "penstock_server.commands.card.card_trial", device]
     done = subprocess.run(
         command,
         env=os.environ | {"CUDA_LAUNCH_BLOCKING": "1"},

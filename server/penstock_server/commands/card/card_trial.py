@@ -5,6 +5,7 @@ block, so that an error shows where it happens."""
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -41,14 +42,14 @@ SIZES = EngineConfig(
 )
 
 
-def trial(cache_folder: Path | None = None) -> dict[str, str]:
-    """How the model is placed -> "ok", or what is wrong."""
+def trial(device: str, cache_folder: Path | None = None) -> dict[str, str]:
+    """`device` is a card, such as cuda:1. How the model is placed -> "ok", or what is wrong."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
         write_random(CONFIG, path)
         on_host = replace(SIZES, device="cpu", kernels="reference")
         expected = _answers(path, on_host, None, cache_folder)
-        on_card, found = replace(SIZES, device="cuda", share_products="off"), dict[str, str]()
+        on_card, found = replace(SIZES, device=device, share_products="off"), dict[str, str]()
         streamed: list[Completion] = []
         for name, config, hardware in (
             ("all layers stay on the card", replace(on_card, num_resident_layers=4), None),
@@ -56,7 +57,7 @@ def trial(cache_folder: Path | None = None) -> dict[str, str]:
             (
                 "card and processor share products",
                 replace(on_card, num_resident_layers=1, share_products="auto"),
-                _balanced(),
+                _balanced(device),
             ),
         ):
             try:
@@ -78,14 +79,14 @@ def _answers(
     with Engine.load(
         folder, config, tokenizer=NoText(), hardware=hardware, cache_folder=cache_folder
     ) as engine:
-        if config.share_products == "auto" and engine.plan.kept_share is None and config.device == "cuda":
+        if config.share_products == "auto" and engine.plan.kept_share is None and config.device != "cpu":
             raise RuntimeError("the plan does not share products")
         return engine.generate(PROMPTS, params)
 
 
-def _balanced() -> HardwareProfile:
+def _balanced(device: str) -> HardwareProfile:
     """The machine with invented rates, by which link and processor both have something to do."""
-    lane = find_lane("cuda")
+    lane = find_lane(device)
     try:
         card = lane.describe(capacities()).device
     finally:
@@ -107,4 +108,4 @@ def _difference(found: list[Completion], expected: list[Completion]) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(trial()))
+    print(json.dumps(trial(sys.argv[1])))

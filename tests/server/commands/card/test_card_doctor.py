@@ -30,16 +30,23 @@ def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_cases")
+@pytest.mark.parametrize(("device", "num_cards"), [((), 1), (("--device", "cuda:1"), 2)])
 def test_a_card_that_works(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    device: tuple[str, ...],
+    num_cards: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The second one of two, too, and then nothing is done on the first one."""
     monkeypatch.setattr(card_doctor, "_trial_in_a_process", card_trial.trial)
     rates = {"memory_gbps": 150.0, "host_to_device_gbps": 12.0, "int8_gops": 4900.0}
     monkeypatch.setattr(card_doctor, "device_rates", lambda *_: rates)
     file = tmp_path / "card.json"
-    with engines.card_with_kernels() as card:
-        code = cli.main(["doctor", "--card", "--report", str(file), "--cache-dir", str(tmp_path / "cache")])
-        assert not card.races.found and card.driver.num_registered == 0
+    with engines.card_with_kernels(number=num_cards - 1, num_cards=num_cards) as card:
+        arguments = ["--card", "--report", str(file), "--cache-dir", str(tmp_path / "cache"), *device]
+        code = cli.main(["doctor", *arguments])
+        assert not card.races.found and not card.strayed and card.driver.num_registered == 0
     text, report = capsys.readouterr().out, json.loads(file.read_text())
     assert code == 0, text
     assert "ok kernels    4 calls" in text and "nothing is wrong" in text
@@ -61,7 +68,7 @@ def test_a_card_that_does_not(
     monkeypatch.setattr(card_doctor, "mismatches", lambda *_: ["rope: 1 of 2 numbers differ"])
     with engines.card_with_kernels():
         code = card_doctor.run_card_doctor(
-            tmp_path, tmp_path / "card.json", lambda: {"streamed": "prompt 0: other"}
+            tmp_path, tmp_path / "card.json", lambda device: {"streamed": "prompt 0: other"}
         )
     text = capsys.readouterr().out
     assert code == 1 and "please send it in" in text
@@ -76,14 +83,14 @@ def test_a_card_that_does_not(
 
 def test_the_trial_is_a_process_whose_launches_block(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert command[1:] == ["-m", "penstock_server.commands.card.card_trial"]
+        assert command[1:] == ["-m", "penstock_server.commands.card.card_trial", "cuda:1"]
         assert env["CUDA_LAUNCH_BLOCKING"] == "1"
         return subprocess.CompletedProcess(command, *results.pop())
 
     results = [(0, 'log\n{"streamed": "ok"}\n', ""), (-11, "", "trace\nSegmentation fault")]
     monkeypatch.setattr(subprocess, "run", run)
-    assert "code -11: Segmentation fault" in card_doctor._trial_in_a_process()["error"]
-    assert card_doctor._trial_in_a_process() == {"streamed": "ok"}
+    assert "code -11: Segmentation fault" in card_doctor._trial_in_a_process("cuda:1")["error"]
+    assert card_doctor._trial_in_a_process("cuda:1") == {"streamed": "ok"}
 
 
 def test_no_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
