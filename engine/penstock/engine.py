@@ -347,6 +347,9 @@ class Engine:
         if self.piped is not None:
             return self.piped.step(aborted)
         self.meter.begin()
+        running = self.scheduler.admission.running
+        pasts = ((each.block_table, each.num_computed_tokens) for each in running)
+        self.meter.expect_spilled(self.executor.caches.expected_bytes(pasts))
         batch = self.scheduler.schedule()
         if not batch:
             if self.kv_disk is not None and self.has_work:

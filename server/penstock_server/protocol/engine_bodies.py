@@ -401,6 +401,8 @@ class HardwareBody(Told):
     memory_read_gbps: float
     int8_gops: float
     disk: DiskBody | None
+    #: The disk of --kv-spill; null where it is the same one.
+    spill_disk: DiskBody | None
     device: DeviceBody | None
     #: (rows, 1e9 bytes of weights a second) of products.
     products: tuple[tuple[int, float], ...]

@@ -150,6 +150,7 @@ HARDWARE = [
     "disk.block_bytes",
     "disk.depth",
     "disk.is_direct",
+    "spill_disk",
     "device.name",
     "device.compute_capability",
     "device.total_bytes",
