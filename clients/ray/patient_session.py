@@ -88,7 +88,7 @@ class PatientSession:
                         raise JobRefused(f"the server refuses this job: {reason} (HTTP {response.status})")
                     return Answer(columns)
                 after = response.headers.get("Retry-After", "")
-                wait_s = float(after) if after.isdigit() else wait_s
+                wait_s = max(float(after), _FIRST_WAIT_S) if after.isdigit() else wait_s
             except aiohttp.ClientConnectorError as error:
                 reason = str(error)
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -112,9 +112,10 @@ def columns_of(status: int, text: str) -> dict[str, Any]:
     body = _json_object(text)
     choice = (body.get("choices") or [{}])[0]
     usage = body.get("usage") or {}
-    error = body.get("error") or {}
-    if not choice and not error:
-        error = {"message": f"HTTP {status}: {text[:300]}"}  # such as a proxy's page
+    error = body.get("error")
+    if not isinstance(error, dict) or not error:
+        # Such as a proxy's page, or its {"error": "no healthy upstream"}.
+        error = {} if choice else {"message": f"HTTP {status}: {text[:300]}"}
     return {
         "answer": (choice["message"]["content"] if "message" in choice else choice.get("text")) or "",
         "finish_reason": choice.get("finish_reason") or "",

@@ -18,7 +18,7 @@ import threading
 from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 from ray import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -35,7 +35,8 @@ class ReplicaArgs(BaseModel):
 
     num_cpus, memory: what Ray reserves for a replica on a node, and what its process plans with (`threads`,
     `host-memory`); memory in bytes, 0 reserves none.
-    settings: further settings of `penstock serve` by name, such as {"max-num-seqs": 8}.
+    settings: further settings of `penstock serve` by name, such as {"max-num-seqs": 8}; not host and port,
+    and no log-level above info, since the log says where the process listens.
     max_ongoing_requests: of one replica; more than max-num-seqs, so that its process always has a full batch.
     """
 
@@ -48,6 +49,16 @@ class ReplicaArgs(BaseModel):
     settings: dict[str, str | int | float | bool] = {}
     command: list[str] = ["penstock"]
 
+    @field_validator("settings")
+    @classmethod
+    def _leave_the_address(cls, settings: dict[str, object]) -> dict[str, object]:
+        given = {name.replace("_", "-"): value for name, value in settings.items()}
+        if own := given.keys() & {"host", "port"}:
+            raise ValueError(f"{min(own)}: each replica chooses it for its process; leave it out")
+        if (level := given.get("log-level", "info")) not in ("info", "debug"):
+            raise ValueError(f"log-level {level}: replicas read the log; it can be info or debug")
+        return given
+
 
 class PenstockProcess:
     """`penstock serve` on a free port of this machine, without a page and for this machine alone.
@@ -55,14 +66,15 @@ class PenstockProcess:
     url: where it listens. Raises RuntimeError with its last lines if it ends before it listens."""
 
     def __init__(self, args: ReplicaArgs) -> None:
-        shares = {"threads": max(1, int(args.num_cpus))} | (
+        shares = {"log-level": "info", "threads": max(1, int(args.num_cpus))} | (
             {"host-memory": args.memory} if args.memory else {}
         )
         settings = (shares | args.settings).items()
         own = {f"PENSTOCK_{name.replace('-', '_').upper()}": str(value) for name, value in settings}
         self._process = subprocess.Popen(
             [*args.command, "serve", args.model, "--host", "127.0.0.1", "--port", "0"],
-            env=os.environ | own, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env=os.environ | own, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            encoding="utf-8", errors="replace",
         )  # fmt: skip
         self._last: collections.deque[str] = collections.deque(maxlen=20)
         self.url = self._find_url()

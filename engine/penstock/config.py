@@ -80,6 +80,10 @@ class KernelTuning:
         return ",".join(f"{name}={getattr(self, name)}" for name in TUNING_RANGES)
 
 
+#: ZeroMQ counts messages in 32 bits, and the end of a replay is one more.
+_MAX_BATCHES = 2**31 - 2
+
+
 @dataclass(frozen=True)
 class KVEventsConfig:
     """Events of the prefix cache for routers, over ZeroMQ. Names and defaults are vLLM's."""
@@ -99,8 +103,10 @@ class KVEventsConfig:
     def __post_init__(self) -> None:
         for name in ("buffer_steps", "hwm", "max_queue_size"):
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"kv_events: {name} is {value!r}; it must be a whole number, at least 1")
+            if type(value) is not int or not 1 <= value <= _MAX_BATCHES:
+                raise ConfigError(
+                    f"kv_events: {name} is {value!r}; it must be a whole number from 1 to {_MAX_BATCHES}"
+                )
         for name in ("endpoint", "replay_endpoint", "topic"):
             value = getattr(self, name)
             is_left_out = value is None and name == "replay_endpoint"

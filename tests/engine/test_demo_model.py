@@ -84,9 +84,15 @@ def test_stories_are_about_what_was_asked_for(engine: Engine) -> None:
 
 
 def test_lists_have_as_many_things_as_asked_for(engine: Engine) -> None:
-    (text,) = answers(engine, ["List three things one finds in a kitchen."], 40)
-    things = re.findall(r"^\d+\. (.+)$", text, re.MULTILINE)
-    assert len(things) == 3 == len(set(things))
+    numbers = {"two": 2, "three": 3, "four": 4, "five": 5}
+    forms = ("List {} things one finds in a kitchen.", "Name {} animals.", "Give me {} fruits.")
+    asked = [(form.format(word), number) for word, number in numbers.items() for form in forms]
+    found = answers(engine, [request for request, _ in asked], 60)
+    things = [re.findall(r"^\d+\. (.+)$", text, re.MULTILINE) for text in found]
+    assert all(len(each) == len(set(each)) for each in things)
+    right = [len(each) == number for each, (_, number) in zip(things, asked, strict=True)]
+    assert sum(right) >= 0.8 * len(asked)
+    assert len(things[asked.index(("List three things one finds in a kitchen.", 3))]) == 3
 
 
 def test_it_calls_a_tool_and_answers_from_the_result(engine: Engine) -> None:
@@ -101,10 +107,10 @@ def test_it_calls_a_tool_and_answers_from_the_result(engine: Engine) -> None:
         assert call == {"name": "get_weather", "arguments": {"city": city}}
         messages += [
             {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
-            {"role": "tool", "content": '{"temperature": 21, "sky": "sunny"}'},
+            {"role": "tool", "content": '{"temperature": 21}'},
         ]
         (told,) = engine.generate([render_chat(engine.tokenizer, messages, tools=[WEATHER])], params)
-        assert city in told.text and "21" in told.text and "sunny" in told.text
+        assert city in told.text and "21" in told.text
 
 
 def test_tools_that_do_not_bear_on_a_question_are_not_called(engine: Engine) -> None:

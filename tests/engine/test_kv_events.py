@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from penstock.config import EngineConfig, KVEventsConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.scheduling.events.block_log import AllCleared, BlocksRemoved, BlocksStored
+from penstock.generation.scheduling.events.block_log import AllCleared, BlockLog, BlocksRemoved, BlocksStored
 from penstock.kv_events.publisher import END, Publisher
 
 SIZE = 16
@@ -111,6 +112,9 @@ class Router:
 
     def asked(self, first: int) -> Iterator[tuple[int, bytes]]:
         self.replay.send_multipart([b"", first.to_bytes(8, "big")])
+        yield from self.replayed()
+
+    def replayed(self) -> Iterator[tuple[int, bytes]]:
         while True:
             assert self.replay.poll(20000), "no answer"
             empty, number, payload = self.replay.recv_multipart()
@@ -327,6 +331,70 @@ def test_what_waits_too_long_is_lost_counted_and_seen(
     assert stored == SaltedStored(hashes, None, list(range(16)), 16, 7, "GPU", "poet", [("ab",)])
 
 
+def test_a_slow_client_gets_a_whole_replay(config: KVEventsConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than ZeroMQ holds of itself for a client that does not read: 1000 messages on each side."""
+    is_sent, replay = threading.Event(), Publisher._replay
+
+    def listen(self: Publisher, frames: list[bytes]) -> None:
+        replay(self, frames)
+        is_sent.set()
+
+    monkeypatch.setattr(Publisher, "_replay", listen)
+    publisher, num_batches = Publisher(replace(config, buffer_steps=3000), SIZE), 3000
+    for _ in range(num_batches):
+        publisher.publish([BlocksStored((b"1" * 32,), b"", tuple(range(512)), None, "")])
+    while publisher.stats.sent_batches < num_batches:
+        time.sleep(0.002)
+    with Router(config) as router:
+        router.replay.send_multipart([b"", bytes(8)])
+        is_sent.wait()
+        assert [number for number, _ in router.replayed()] == [*range(num_batches)]
+    publisher.close()
+
+
+def test_a_publisher_with_a_full_queue_ends(config: KVEventsConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its thread empties the queue in time, and nothing more comes."""
+    goes_on, send = threading.Event(), Publisher._send
+
+    def hang(self: Publisher, batch: Any) -> None:
+        goes_on.wait()
+        send(self, batch)
+
+    monkeypatch.setattr(Publisher, "_send", hang)
+    publisher = Publisher(replace(config, max_queue_size=1, replay_endpoint=None), SIZE)
+    publisher.publish([AllCleared()])
+    while not publisher._queue.empty():  # the thread has it in hand
+        time.sleep(0.002)
+    publisher.publish([AllCleared()])
+    closing = threading.Thread(target=publisher.close, daemon=True)
+    closing.start()
+    while publisher._closes_at_s is None:
+        time.sleep(0.002)
+    goes_on.set()
+    closing.join(60)
+    assert not closing.is_alive(), "it waits for ever"
+
+
+def test_many_blocks_become_few_events_in_their_order() -> None:
+    log = BlockLog(2)
+    sequence: Any = SimpleNamespace(
+        block_keys=[bytes([index]) for index in range(5)],
+        token_ids=list(range(10)),
+        request=SimpleNamespace(prompt_embeds=None, adapter=None, cache_salt=""),
+    )
+    for index in (0, 1, 2, 4):
+        log.arrive(index, sequence, bytes([index]))
+    log.arrive(7, sequence, b"another")  # of an encoded input
+    log.drop(0)
+    log.drop(4)
+    assert log.take() == (
+        BlocksStored((b"\0", b"\1", b"\2"), b"", (0, 1, 2, 3, 4, 5), None, ""),
+        BlocksStored((b"\4",), b"\3", (8, 9), None, ""),
+        BlocksRemoved((b"\0", b"\4")),
+    )
+    assert log.take() == ()
+
+
 def test_what_can_not_be_published_is_refused(
     llama: Path, tmp_path: Path, config: KVEventsConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +413,7 @@ def test_what_can_not_be_published_is_refused(
             Engine.load(llama, replace(PLAIN, kv_events=KVEventsConfig(taken)), tokenizer=Ids())
     with pytest.raises(ConfigError, match="prefix"):
         replace(settings, enable_prefix_caching=False)
-    for values in ({"hwm": 0}, {"buffer_steps": "1"}, {"endpoint": ""}, {"topic": 3}):
+    for values in ({"hwm": 0}, {"hwm": 2**31}, {"buffer_steps": "1"}, {"endpoint": ""}, {"topic": 3}):
         with pytest.raises(ConfigError, match=next(iter(values))):
             KVEventsConfig(**values)
     for name in ("zmq", "msgpack"):

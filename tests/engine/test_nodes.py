@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import socket
 import subprocess
@@ -260,6 +261,20 @@ def test_a_worker_that_is_lost_at_each_step_does_not_hold_requests_for_ever(llam
         engine.piped._pipe.send = cut  # type: ignore[method-assign]
         with pytest.raises(MachineAway, match="rank 1"):
             generate(engine, {})
+        assert_empty(engine)
+
+
+def test_who_waits_later_does_not_wait_for_those_before(llama: Path) -> None:
+    """All who waited for a machine gave up, and no step has ended since."""
+    with cluster() as made, made.engine(llama) as engine:
+        assert engine.piped is not None
+        engine.piped._waits_since_s, engine.piped._first_waiters = -math.inf, {"gone"}
+        made.stop()
+        while first_member(engine).ready is not None:
+            threading.Event().wait(0.01)
+        engine.add(GenerationRequest(PROMPTS[0], PLAIN, "later"))
+        assert engine.step() == []
+        engine.abort("later")
         assert_empty(engine)
 
 

@@ -89,20 +89,32 @@ def test_the_error_of_a_row_is_its_own(module: ModuleType) -> None:
             return web.json_response({"error": {"message": "the prompt is too long"}}, status=400)
         if request.headers["X-Row"] == "1":
             return web.Response(text="<html>Gateway Timeout</html>", status=504)
+        if request.headers["X-Row"] == "4":
+            return web.json_response({"error": "no healthy upstream"}, status=500)
         if request.headers["X-Row"] == "2":
             assert request.transport is not None
             request.transport.abort()
         return web.json_response(GOOD)
 
-    errors = [columns["error"] for columns in batch(module, handler, num_rows=4)]
+    errors = [columns["error"] for columns in batch(module, handler, num_rows=5)]
     assert errors[0] == "the prompt is too long" and errors[3] == ""
     assert errors[1] == "HTTP 504: <html>Gateway Timeout</html>"
     assert "5 times, the connection broke" in errors[2]
+    assert errors[4] == 'HTTP 500: {"error": "no healthy upstream"}'
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_server_that_is_busy_is_asked_again(module: ModuleType, status: int) -> None:
-    statuses = [status, status, 200]
+def test_a_server_that_is_busy_is_asked_again(
+    module: ModuleType, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a wait, whatever the server says: a proxy's "Retry-After: 0" would be asked without end."""
+    statuses, waits, wait = [status, status, 200], list[float](), module.PatientSession._wait
+
+    def listen(session: Any, wait_s: float, reason: str) -> Awaitable[None]:
+        waits.append(wait_s)
+        return wait(session, wait_s, reason)
+
+    monkeypatch.setattr(module.PatientSession, "_wait", listen)
 
     async def handler(_: web.Request) -> web.Response:
         now = statuses.pop(0)
@@ -110,6 +122,7 @@ def test_a_server_that_is_busy_is_asked_again(module: ModuleType, status: int) -
         return web.json_response(body, status=now, headers={"Retry-After": "0"})
 
     assert batch(module, handler)[0]["error"] == "" and not statuses
+    assert waits == [module._FIRST_WAIT_S] * 2
 
 
 def test_an_error_of_all_rows_ends_the_job(module: ModuleType) -> None:

@@ -101,3 +101,11 @@ def test_the_rayservice_starts_the_application(ray_folder: Path) -> None:
     limits = workers["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert workers["replicas"] * int(limits["cpu"]) >= args.num_replicas * args.num_cpus
     assert int(limits["memory"].removesuffix("Gi")) * 2**30 > args.memory
+
+
+@pytest.mark.parametrize("settings", [{"port": 80}, {"log_level": "warning"}])
+def test_replicas_refuse_settings_that_hide_their_process(ray_folder: Path, settings: dict[str, str]) -> None:
+    replicas = importlib.import_module("replicas")
+    assert replicas.ReplicaArgs(settings={"max_num_seqs": 8}).settings == {"max-num-seqs": 8}
+    with pytest.raises(ValueError, match=next(iter(settings)).replace("_", "-")):
+        replicas.ReplicaArgs(settings=settings)

@@ -19,7 +19,9 @@ SCRIPT = ROOT / "docker" / "slurm" / "penstock.sbatch"
 PROGRAMS = {
     "scontrol": '[ "$*" = "show hostnames n[1-2]" ] && printf "n1\\nn2\\n"',
     # Slurm's options are left out; the command runs once for each node, with its rank.
-    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\n'
+    # Without --cpus-per-task a step has one processor for each task, whatever the job has.
+    "srun": 'case "$*" in --cpus-per-task=8\\ *) ;; *) exit 9; esac\n'
+    'while [ "${1#--}" != "$1" ]; do shift; done\n'
     'for rank in 0 1; do SLURM_PROCID=$rank SLURM_NTASKS=2 "$@"; done',
     "penstock": """python3 -c '
 import json, os, sys

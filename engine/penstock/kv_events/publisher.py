@@ -83,8 +83,8 @@ class Publisher:
     def close(self) -> None:
         """Send what is left, within CLOSE_S, and close the sockets."""
         self._closes_at_s = time.monotonic() + CLOSE_S
-        with contextlib.suppress(queue.Full):  # a thread with a full queue does not wait for more
-            self._queue.put_nowait(None)
+        with contextlib.suppress(queue.Full):  # the thread sees the time, and does not wait for more
+            self._queue.put(None, timeout=CLOSE_S)
         self._thread.join()
         self._close_sockets()
 
@@ -102,6 +102,8 @@ class Publisher:
         if self._config.replay_endpoint is None:
             return None
         socket = self._socket(self._zmq.ROUTER)
+        # Room for a whole replay and its end: beyond it, ZeroMQ drops what a slow client has not read.
+        socket.sndhwm = self._config.buffer_steps + 1
         self._attach(socket.bind, self._config.replay_endpoint)
         return socket
 

@@ -79,6 +79,8 @@ class PipedSteps:
         self._num_steps, self._busy_s = 0, 0.0
         #: When requests began to wait for a machine, if no step has ended since.
         self._waits_since_s = math.inf
+        #: Those of the requests that were there then which are still there.
+        self._first_waiters: set[str] = set()
 
     @property
     def num_flights(self) -> int:
@@ -200,12 +202,15 @@ class PipedSteps:
         missing, now = self._leader.missing, time.monotonic()
         if not missing:
             return []  # back at this moment
+        ids = list(dict.fromkeys(each.request.request_id for each in self._scheduler))
+        self._first_waiters &= set(ids)
+        if not self._first_waiters:  # who comes later waits from now on
+            self._waits_since_s, self._first_waiters = math.inf, set(ids)
         since_s = min(self._waits_since_s, *(member.away_since_s for member in missing))
         self._waits_since_s = min(self._waits_since_s, now)
         if now - since_s <= self._leader.nodes.return_s:
             self._leader.wait(PATIENCE_S)
             return []
-        ids = list(dict.fromkeys(each.request.request_id for each in self._scheduler))
         if not ids:
             return []
         names = "; ".join(f"rank {member.rank}: {member.reason}" for member in missing)

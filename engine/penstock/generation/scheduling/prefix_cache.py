@@ -263,10 +263,10 @@ class PrefixCache:
     def forget_all(self) -> None:
         """No block can be found any more."""
         self.rollback()
+        if self._log is not None:  # first: it need not hear of each block
+            self._log.clear()
         for block in range(self._pool.num_blocks):
             self._pool.drop_key(block)
-        if self._log is not None:
-            self._log.clear()
 
     def leave(self, sequence: Sequence) -> None:
         """The sequence lets go of its blocks and its state."""

@@ -7,8 +7,10 @@ last block, which is not full, is not told of."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from penstock.generation.sequence import Sequence
 
@@ -27,12 +29,9 @@ class BlocksStored:
     #: Stands for the request's cache_salt; "" for none. A subscriber need not know the salt itself.
     salt: str
 
-    def then(self, other: BlocksStored) -> BlocksStored | None:
-        """Both as one event; None if the other does not go on from this one."""
-        if other.parent != self.keys[-1] or (other.adapter, other.salt) != (self.adapter, self.salt):
-            return None
-        keys, token_ids = self.keys + other.keys, self.token_ids + other.token_ids
-        return BlocksStored(keys, self.parent, token_ids, self.adapter, self.salt)
+    def goes_on_with(self, other: BlocksStored) -> bool:
+        """Whether the other one's blocks follow in the same text."""
+        return other.parent == self.keys[-1] and (other.adapter, other.salt) == (self.adapter, self.salt)
 
 
 @dataclass(frozen=True)
@@ -59,12 +58,10 @@ class BlockLog:
         self._expected: dict[int, BlocksStored] = {}
         #: The keys of blocks that were told of, by block.
         self._told: dict[int, bytes] = {}
+        #: One for each block.
         self._events: list[BlockEvent] = []
-
-    @property
-    def known(self) -> frozenset[bytes]:
-        """The keys that somebody knows who has followed all events."""
-        return frozenset(self._told.values())
+        #: Behind the last block that arrived: blocks of a text arrive in their order.
+        self._next_index = 0
 
     def expect(self, block: int, sequence: Sequence, index: int, token_ids: List[int]) -> None:
         """A step will compute the sequence's block `index`; its tokens are among these of the sequence."""
@@ -73,8 +70,10 @@ class BlockLog:
 
     def arrive(self, block: int, sequence: Sequence, key: bytes) -> None:
         """A block of the sequence has come from disk."""
-        if key in sequence.block_keys and sequence.request.prompt_embeds is None:
-            self._tell(block, self._stored(sequence, sequence.block_keys.index(key), sequence.token_ids))
+        index = self._index_of(key, sequence.block_keys)
+        if index is not None and sequence.request.prompt_embeds is None:
+            self._tell(block, self._stored(sequence, index, sequence.token_ids))
+            self._next_index = index + 1
 
     def end_step(self, is_computed: bool) -> None:
         """The expected blocks can be found now, if the step was computed."""
@@ -86,12 +85,7 @@ class BlockLog:
         """A block loses its key."""
         self._expected.pop(block, None)
         key = self._told.pop(block, None)
-        if key is None:
-            return
-        last = self._events[-1] if self._events else None
-        if isinstance(last, BlocksRemoved):
-            self._events[-1] = BlocksRemoved((*last.keys, key))
-        else:
+        if key is not None:
             self._events.append(BlocksRemoved((key,)))
 
     def clear(self) -> None:
@@ -101,19 +95,20 @@ class BlockLog:
         self._events.append(AllCleared())
 
     def take(self) -> tuple[BlockEvent, ...]:
-        """All events since the last call, in their order."""
-        events = tuple(self._events)
+        """All events since the last call, in their order. Those that go on from each other are one."""
+        events = tuple(_joined(self._events))
         self._events.clear()
         return events
 
+    def _index_of(self, key: bytes, keys: list[bytes]) -> int | None:
+        index = self._next_index
+        if index < len(keys) and keys[index] == key:
+            return index
+        return keys.index(key) if key in keys else None
+
     def _tell(self, block: int, stored: BlocksStored) -> None:
         self._told[block] = stored.keys[0]
-        last = self._events[-1] if self._events else None
-        joined = last.then(stored) if isinstance(last, BlocksStored) else None
-        if joined is None:
-            self._events.append(stored)
-        else:
-            self._events[-1] = joined
+        self._events.append(stored)
 
     def _stored(self, sequence: Sequence, index: int, token_ids: List[int]) -> BlocksStored:
         keys, start = sequence.block_keys, index * self._block_size
@@ -125,3 +120,30 @@ class BlockLog:
             None if adapter is None else (adapter.name, int.from_bytes(adapter.digest[:4], "big") >> 1),
             hashlib.sha256(salt.encode("utf-8", "surrogatepass")).hexdigest() if salt else "",
         )
+
+
+def _joined(events: List[BlockEvent]) -> Iterator[BlockEvent]:
+    """Each run of events that go on from each other as one. Thousands of blocks may come or go in a step, so
+    that each event is copied once."""
+    begin = 0
+    for end in range(1, len(events) + 1):
+        if end == len(events) or not _goes_on(events[end - 1], events[end]):
+            yield _as_one(events[begin:end])
+            begin = end
+
+
+def _goes_on(event: BlockEvent, other: BlockEvent) -> bool:
+    if isinstance(event, BlocksStored) and isinstance(other, BlocksStored):
+        return event.goes_on_with(other)
+    return isinstance(event, BlocksRemoved) and isinstance(other, BlocksRemoved)
+
+
+def _as_one(run: List[BlockEvent]) -> BlockEvent:
+    first = run[0]
+    if isinstance(first, AllCleared):
+        return first
+    keys = tuple(chain.from_iterable(each.keys for each in run if not isinstance(each, AllCleared)))
+    if isinstance(first, BlocksRemoved):
+        return BlocksRemoved(keys)
+    tokens = chain.from_iterable(each.token_ids for each in run if isinstance(each, BlocksStored))
+    return replace(first, keys=keys, token_ids=tuple(tokens))
