@@ -151,6 +151,7 @@ class StepMeter:
         metrics.preemptions = manager.departures.counts
         metrics.prefix_cache_queries = admission.num_queried_tokens
         metrics.prefix_cache_hits = admission.num_hit_tokens
-        if metrics.kv_disk is not None:
-            metrics.kv_disk.reads = manager.disk.reads
+        for name, stats in (("disk", metrics.kv_disk), ("host", metrics.kv_host)):
+            if stats is not None:
+                stats.reads = manager.disk.reads[name]
         metrics.kv_blocks_used = manager.num_blocks - manager.pool.num_free
