@@ -77,8 +77,10 @@ class StateSaves:
         lasting = {sequence.num_shared_tokens // size, (sequence.num_prompt_tokens - 1) // size}
         saves = []
         for index in sorted({last, *lasting}):
+            if not start < index * size <= end:
+                continue
             key = self._key(sequence, index)
-            if start < index * size <= end and not self._states.has(key):
+            if not self._states.has(key):
                 slot = self._save(sequence, key, index * size, index in lasting)
                 saves += [] if slot is None else [(index * size, slot)]
         return tuple(saves)
