@@ -185,6 +185,9 @@ class EngineConfig:
     kv_disk: str | None = None
     #: The most bytes of keys and values there, of all models together. None: 16 GiB.
     kv_disk_bytes: int | None = None
+    #: Bytes of the host's memory for blocks of keys and values of a GPU, which come back from there sooner
+    #: than from disk. None: none.
+    kv_host_bytes: int | None = None
     #: A folder for a temporary file with the keys and values that have no room in memory, so that a sequence
     #: may be longer than the KV cache. None: the folder of kv_disk, if max_model_len asks for it.
     kv_spill: str | None = None
@@ -302,6 +305,7 @@ class EngineConfig:
             ("device_memory_bytes", 1),
             ("kv_cache_bytes", 1),
             ("kv_disk_bytes", 1),
+            ("kv_host_bytes", 1),
             ("num_kv_tokens", 1),
             ("state_bytes", 1),
             ("max_model_len", 2),
@@ -355,6 +359,10 @@ class EngineConfig:
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise ConfigError(
                 "kv_events tell of what the prefix cache holds: enable_prefix_caching must be on"
+            )
+        if self.kv_host_bytes is not None and not self.enable_prefix_caching:
+            raise ConfigError(
+                "kv_host_bytes is for what the prefix cache finds: enable_prefix_caching must be on"
             )
         if self.kv_spill is not None and self.draft_with_planes:
             raise ConfigError(

@@ -39,12 +39,12 @@ from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import FinishReason
 from penstock.generation.step_meter import StepMeter
-from penstock.kv_disk.opening import open_kv_disk
+from penstock.kv_disk.opening import open_kv_tiers
 from penstock.kv_events.opening import check_events, open_publisher
 from penstock.kv_events.publisher import Publisher
 from penstock.loader import Model
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.kv_disk.kv_store import KVStore
+from penstock.memory.kv_host.kv_tiers import KVTiers
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
@@ -103,7 +103,7 @@ class Engine:
         predict: Predict,
         drafter: Drafter | None = None,
         draft_model: DraftModel | MTPDrafter | None = None,
-        kv_disk: KVStore | None = None,
+        kv_tiers: KVTiers | None = None,
         leader: Leader | None = None,
         publisher: Publisher | None = None,
     ) -> None:
@@ -149,12 +149,15 @@ class Engine:
         spill = cache.stats if isinstance(cache, SpilledKVCache) else None
         self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs, spill)
         self.metrics = self.meter.metrics
-        #: Keeps blocks of keys and values on disk, if the config asks for that.
-        self.kv_disk = kv_disk
+        #: Keeps blocks of keys and values beyond the KV cache, if the config asks for that.
+        self.kv_tiers = kv_tiers
+        #: The tiers by themselves.
+        self.kv_host = kv_tiers.find("host") if kv_tiers is not None else None
+        self.kv_disk = kv_tiers.find("disk") if kv_tiers is not None else None
         self._publisher = publisher
         self._block_log = BlockLog(config.block_size) if publisher is not None else None
         self.metrics.kv_events = publisher.stats if publisher is not None else None
-        blocks = self._block_manager(kv_disk)
+        blocks = self._block_manager(kv_tiers)
         if config.draft_with_planes:
             check_planes(model, plan)
             self.draft_model = PlanesDrafter(model, blocks, config.max_num_seqs, predict)
@@ -168,10 +171,11 @@ class Engine:
             NO_DRAFTS if model.pooling else drafter or _drafter(config, self.meter, self.draft_model),
             1 if leader is None else leader.nodes.num_nodes,
         )
-        if kv_disk is not None:
-            self.metrics.kv_disk = kv_disk.stats
-            scheduler = self.scheduler
-            kv_disk.is_idle = lambda: not scheduler.has_work
+        self.metrics.kv_host = self.kv_host.stats if self.kv_host is not None else None
+        self.metrics.kv_disk = self.kv_disk.stats if self.kv_disk is not None else None
+        scheduler = self.scheduler
+        for store in kv_tiers or ():
+            store.is_idle = lambda: not scheduler.has_work
         frame = PromptFrame.of(model.spec, model.pooling)
         self.requests = RequestTable(self.scheduler, self.tokenizer, self.grammars, self.max_model_len, frame)
         #: Has the steps on their way through several machines.
@@ -184,16 +188,16 @@ class Engine:
             leader, self.executor, self.scheduler, self.requests, self.sampler, self.meter, size
         )
 
-    def _block_manager(self, kv_disk: KVStore | None) -> BlockManager:
+    def _block_manager(self, kv_tiers: KVTiers | None) -> BlockManager:
         plan, config, meter = self.plan, self.config, self.meter
         return BlockManager(
             plan.num_kv_blocks,
             config.block_size,
             config.enable_prefix_caching,
             StatePool(plan.num_state_slots, plan.num_state_sequences),
-            kv_disk,
+            kv_tiers,
             lambda num_tokens: meter.prompt_s(num_tokens, config.max_num_batched_tokens),
-            None if kv_disk is None else kv_disk.pieces,
+            None if kv_tiers is None else kv_tiers.pieces,
             self._block_log,
         )
 
@@ -242,9 +246,9 @@ class Engine:
             source = ModelSource(model, offline, revision, tokenizer, cache_folder, spare)
             loaded, draft_model = load_with_guesses(source, config, hardware, share, undo)
             disk = None if hardware is None else hardware.disk
-            kv_disk = open_kv_disk(loaded.model, loaded.plan, loaded.config, disk)
-            if kv_disk is not None:
-                undo.callback(kv_disk.close)
+            kv_tiers = open_kv_tiers(loaded.model, loaded.plan, loaded.config, disk)
+            if kv_tiers is not None:
+                undo.callback(kv_tiers.close)
             check_events(loaded.config, loaded.model.spec)
             engine = cls(
                 loaded.model,
@@ -253,7 +257,7 @@ class Engine:
                 loaded.predict,
                 drafter,
                 draft_model,
-                kv_disk,
+                kv_tiers,
                 leader,
                 publisher,
             )
@@ -275,8 +279,8 @@ class Engine:
         host's memory is freed when the engine object is gone. Keys and values that shall be kept on disk are
         written before, which takes seconds at most."""
         self.grammars.close()
-        if self.kv_disk is not None:
-            self.kv_disk.close()
+        if self.kv_tiers is not None:
+            self.kv_tiers.close()
         if self._publisher is not None:
             self._publisher.close()
         if self.leader is not None:
@@ -347,10 +351,13 @@ class Engine:
         if self.piped is not None:
             return self.piped.step(aborted)
         self.meter.begin()
+        running = self.scheduler.admission.running
+        pasts = ((each.block_table, each.num_computed_tokens) for each in running)
+        self.meter.expect_spilled(self.executor.caches.expected_bytes(pasts))
         batch = self.scheduler.schedule()
         if not batch:
-            if self.kv_disk is not None and self.has_work:
-                self.kv_disk.wait()
+            if self.kv_tiers is not None and self.has_work:
+                self.kv_tiers.wait()
             return []
         try:
             inputs = ModelInputs.of(batch, self.config.block_size)

@@ -298,10 +298,11 @@ def _beside_disk(
     config: EngineConfig, hardware: HardwareProfile, spec: ModelSpec, kv_layout: KVLayout
 ) -> tuple[EngineConfig, HardwareProfile]:
     """A config and a machine with the host memory that the threads leave which write and read keys and values
-    on disk."""
-    if config.kv_disk is None:
+    on disk, and those of a card on the host."""
+    num_tiers = (config.kv_disk is not None) + (config.kv_host_bytes is not None)
+    if not num_tiers:
         return config, hardware
-    num_bytes = NUM_BUFFERS * round_up(config.block_size * spec.kv_bytes_per_token(kv_layout))
+    num_bytes = num_tiers * NUM_BUFFERS * round_up(config.block_size * spec.kv_bytes_per_token(kv_layout))
     if config.host_memory_bytes is not None:
         return replace(config, host_memory_bytes=max(1, config.host_memory_bytes - num_bytes)), hardware
     return config, replace(hardware, free_ram_bytes=max(0, hardware.free_ram_bytes - num_bytes))

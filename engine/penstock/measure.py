@@ -48,8 +48,9 @@ def measure_hardware(
 ) -> HardwareProfile:
     """This machine, the GPU that the config comes to, and the disk under `folder`, with rates measured once
     for each set of kernels, precision of activations and number of threads, and kept in the file `cache`, as
-    hardware_profile() says. If not `measures_disk`, the disk's rate is the one that is kept there, or none.
-    Raises ConfigError if the config insists on kernels that are not there."""
+    hardware_profile() says, and the disk of --kv-spill if that is another one. If not `measures_disk`, the
+    disk's rate is the one that is kept there, or none. Raises ConfigError if the config insists on kernels
+    that are not there."""
     with contextlib.closing(find_lane(config.device)) as lane:
         hardware = lane.describe(capacities())
         # With a GPU, the config's choice of kernels is about those of the GPU.
@@ -65,7 +66,10 @@ def measure_hardware(
                 device_kernels=f"{fingerprint(config, device)} on {card_identity(device)}",
                 device=functools.partial(device_rates, config, device, cache_folder),
             )
-        profile = hardware_profile(folder, measure, cache, is_forced, hardware.device, keeps_better)
+        spill_folder = None if config.spill_folder is None else Path(config.spill_folder)
+        profile = hardware_profile(
+            folder, measure, cache, is_forced, hardware.device, keeps_better, spill_folder
+        )
         return replace(profile, kernels=kernels)
 
 

@@ -171,6 +171,8 @@ class EngineMetrics:
     preemptions: Preemptions = field(default_factory=Preemptions)
     #: None where keys and values are not kept on disk.
     kv_disk: KVDiskStats | None = None
+    #: None where no blocks of a card are kept on the host.
+    kv_host: KVDiskStats | None = None
     #: None where all blocks of the KV cache are in memory.
     kv_spill: KVSpillStats | None = None
     #: None without events for routers.

@@ -79,7 +79,7 @@ def restart(options: argparse.Namespace) -> None:
         store.wait_until_open()
         print(f"the next engine was there after {time.perf_counter() - began_s:.1f} s")
         read_s, answer = first_token(engine, asked)
-        reads = engine.scheduler.block_manager.disk.reads
+        reads = engine.scheduler.block_manager.disk.reads["disk"]
     assert (answer.token_ids, answer.logprobs) == (expected.token_ids, expected.logprobs)
     states = f" ({reads.num_states} recurrent states)" if reads.num_states else ""
     megabytes = store.stats.read_bytes / 1e6
@@ -137,7 +137,7 @@ def chat(options: argparse.Namespace) -> None:
             (answer,) = engine.generate([text], params)
             took_s = time.perf_counter() - began_s
             num_computed = engine.metrics.step_tokens - engine.metrics.draft_tokens
-            reads = engine.scheduler.block_manager.disk.reads
+            reads = engine.scheduler.block_manager.disk.reads["disk"]
         num_new = len(text) - num_before + NUM_ANSWERED - 1  # nobody needs the last token's keys and values
         print(
             f"turn {turn + 1}: {len(text)} tokens; {num_new} new with the answer, {num_computed} computed; "

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from penstock.errors import CapacityError
-from penstock.memory import kept_rates, rates
+from penstock.memory import kept_rates, machine_rates, rates
 from penstock.memory.hardware import DiskProfile, ProductRates, free_memory_bytes, num_physical_cores
 from penstock.memory.machine_rates import Measure, hardware_profile, kept_shares
 from penstock.memory.other_work import Moment
@@ -350,3 +350,28 @@ def test_a_pool_refuses_to_grow() -> None:
         pool.allocate("a", 0)
     with pytest.raises(ValueError, match="not a multiple of 64"):
         pool.allocate("c", 1)
+
+
+def test_the_disk_of_kv_spill_is_measured_where_it_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its folder need not be there yet."""
+    measured, cache, spill = Measured(), tmp_path / "rates.json", tmp_path / "spill" / "kv"
+    assert hardware_profile(tmp_path, measured.measure, cache, spill_folder=spill).spill_disk is None
+    assert measured.calls.count("disk") == 1
+    (tmp_path / "spill").mkdir()
+    monkeypatch.setattr(machine_rates, "disk_key", lambda folder: f"disk {int(folder == tmp_path / 'spill')}")
+    for _ in range(2):
+        found = hardware_profile(tmp_path, measured.measure, cache, spill_folder=spill)
+        assert found.spill_disk == DiskProfile(2.5, 4 << 20, 4, True)
+    assert measured.calls.count("disk") == 3, "one of the weights by its new name, and one of --kv-spill"
+    assert hardware_profile(tmp_path, measured.measure, cache).spill_disk is None
+
+    def measure(folder: Path) -> DiskProfile:
+        if folder == tmp_path:
+            return measured.disk(folder)
+        raise PermissionError("not yours")
+
+    refused = replace(measured.measure, disk=measure)
+    found = hardware_profile(tmp_path, refused, is_forced=True, spill_folder=spill)
+    assert found.disk is not None and found.spill_disk is None and "not yours" in caplog.text

@@ -56,6 +56,19 @@ def test_a_step_reads_what_lies_on_disk(solar: ModelFootprint) -> None:
     assert (long.binding, long.floor_s) == ("disk", long.terms["disk"])
 
 
+def test_keys_and_values_on_a_disk_of_their_own(solar: ModelFootprint) -> None:
+    """Both disks are read at the same time."""
+    slow = replace(MACHINE, spill_disk=DiskProfile(0.5, 4 << 20, 4, True))
+    plan = plan_memory(solar, slow, CONFIG)
+    spilled_bytes = plan.num_spilled_tokens * TOKEN_BYTES
+    short, long = (
+        predict_step(plan, solar, slow, CONFIG, 1, 1, spilled_bytes=each) for each in (0, spilled_bytes)
+    )
+    assert long.terms["disk"] == short.terms["disk"] and "spill disk" not in short.terms
+    assert long.terms["spill disk"] == pytest.approx(spilled_bytes / 0.5e9)
+    assert (long.binding, long.floor_s) == ("spill disk", long.terms["spill disk"])
+
+
 def test_sizes_that_the_config_gives(solar: ModelFootprint) -> None:
     given = plan_memory(solar, MACHINE, replace(CONFIG, num_kv_tokens=4096))
     assert given.num_spilled_tokens == CONTEXT - 4096

@@ -22,6 +22,7 @@ from torch import Tensor
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError, CorruptFile, StepFailed
+from penstock.generation import layer_caches
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.memory.direct_io import aligned_buffer
@@ -30,6 +31,7 @@ from penstock.memory.kv_spill.runs import runs
 from penstock.memory.kv_spill.spill_file import SpillFile
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache, finish
 from penstock.memory.pages import PAGE
+from penstock.memory.planning.cost import StepPrediction
 from penstock.weights.layer_weights import LayerWeights
 
 #: A block of 32 tokens with two heads of 16 float32 numbers is a page.
@@ -84,6 +86,46 @@ def test_answers_are_those_of_a_larger_cache(name: str, tmp_path: Path) -> None:
         assert stats is not None and stats.read_bytes > 0 and stats.written_bytes > 0
         assert engine.generate(asked[:1], PARAMS) == expected[:1]
     assert list((tmp_path / "spill").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma 2"])
+def test_what_a_step_moves_is_known_before(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte, while two sequences that share a block decode without guesses, whose blocks nobody knows
+    before; layers with a window read less. The time of the next step is predicted with these bytes."""
+    monkeypatch.setattr(layer_caches, "GAP_BYTES", 0)
+    build(name, tmp_path / "model")
+    (first,) = prompts(name, 70)
+    with load(tmp_path / "model", spilled(tmp_path, 32, speculation="off")) as engine:
+        stats, asked = engine.metrics.kv_spill, list[tuple[int, int]]()
+        assert stats is not None
+
+        def predict(num_tokens: int, *rest: Any) -> StepPrediction:
+            asked.append((num_tokens, rest[-1]))
+            return StepPrediction(num_tokens, 1, {"disk": 1.0}, 1.0)
+
+        for number, prompt in enumerate((first, [*first[:40], 9])):
+            params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+            engine.add(GenerationRequest(prompt, params, str(number)))
+        while engine.scheduler.admission.waiting or not engine.scheduler.admission.running:
+            engine.step()
+        while any(each.num_pending_tokens > 1 for each in engine.scheduler.admission.running):
+            engine.step()
+        monkeypatch.setattr(engine.meter, "predict", predict)
+        num_steps = 0
+        while len(running := engine.scheduler.admission.running) == 2:
+            pasts = [(list(each.block_table), each.num_computed_tokens) for each in running]
+            has_room = all(len(table) * 32 > num_past for table, num_past in pasts)
+            expected, before = engine.executor.caches.expected_bytes(pasts), stats.num_moved_bytes
+            engine.step()
+            if has_room:  # the next block is not known before the step is decided
+                assert stats.num_moved_bytes - before == expected > 0
+                num_steps += 1
+            engine.meter.predict_s(1)
+            engine.meter.known_s(num_past := pasts[0][1])  # another number in each step: it is kept
+            assert asked[-2:] == [(1, expected), (num_past, expected)]
+        assert num_steps > 5
 
 
 def test_keys_and_values_in_int8(tmp_path: Path) -> None:

@@ -226,10 +226,11 @@ class FakeStore:
 
     def offer(self, *args: Any) -> None: ...
 
-    def expected_read_s(self, num_blocks: int) -> float:
-        return num_blocks * self._block_s
+    def expected_read_s(self, keys: list[bytes]) -> float:
+        return len(keys) * self._block_s
 
-    expected_write_s = expected_read_s
+    def expected_write_s(self, num_blocks: int) -> float:
+        return num_blocks * self._block_s
 
     def read(self, *args: Any) -> Any:
         raise AssertionError("nobody waits")

@@ -15,7 +15,7 @@ SCRIPTS = sorted(path for path in UI.glob("*.js") if path.name not in TABLES)
 NOT_SHOWN = {
     "Authorization", "Content-Type", "Bearer ${apiKey()}", "Retry-After", "GET", "POST", "Enter", "Escape",
     "noopener noreferrer nofollow", "disk, experts", "KiB", "MiB", "GiB", "TiB",
-    "Files", "host memory",
+    "Files", "host memory", "spill disk",
 }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ class Executor:
         self._head = head
         self._streamer = streamer
         self._kv_cache = kv_cache
-        self._caches = layer_caches(kv_cache, family.spec)
+        self.caches = layer_caches(kv_cache, family.spec)
         self._max_rows = max_rows
         self._places = places
 
@@ -123,7 +123,7 @@ class Executor:
         """
         self._streamer.begin_step(inputs.layout.num_tokens)
         family, encoded = self._family, inputs.encoded
-        with self._caches.sweep(inputs) as kv:
+        with self.caches.sweep(inputs) as kv:
             if encoded is not None:
                 names = family.encoder_stack_names
                 self._sweep(names, encoded, kv, is_cancelled, lambda index, hidden: None)

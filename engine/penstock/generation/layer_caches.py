@@ -7,7 +7,8 @@ are there when it begins."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -28,6 +29,8 @@ GAP_BYTES = 128 << 10
 
 #: Pairs of blocks (source, destination).
 Copies = Sequence[tuple[int, int]]
+#: The blocks of a sequence, and how many of its tokens are computed.
+Past = tuple[Sequence[int], int]
 
 
 class KVSweep(Protocol):
@@ -43,6 +46,10 @@ class LayerCaches(Protocol):
 
     def sweep(self, inputs: ModelInputs) -> AbstractContextManager[KVSweep]:
         """A sweep of a step. Its copies of blocks are made before a layer writes."""
+
+    def expected_bytes(self, pasts: Iterable[Past]) -> int:
+        """Bytes that a step of sequences with these pasts reads of the cache's file and writes there, as far
+        as can be known before the step: none, if all blocks are in memory."""
 
 
 def layer_caches(cache: KVCache | SpilledKVCache, spec: ModelSpec) -> LayerCaches:
@@ -69,6 +76,9 @@ class ResidentCaches:
     def layer(self, index: int, layout: BatchLayout) -> AbstractContextManager[tuple[LayerKV, BatchLayout]]:
         return contextlib.nullcontext((self._layers[index], layout))
 
+    def expected_bytes(self, pasts: Iterable[Past]) -> int:
+        return 0
+
 
 class SpilledCaches:
     """Some blocks are in a file."""
@@ -92,6 +102,22 @@ class SpilledCaches:
         with LayerTurns(cache, plan.reads, plan.writes) as turns:
             yield _SpilledSweep(cache, self._kv, rows, copies, turns)
             turns.finish()
+
+    def expected_bytes(self, pasts: Iterable[Past]) -> int:
+        """Each block counts once for a layer, whoever has it. Every sequence writes into the block of its
+        next token."""
+        first, size, pasts = self._cache.num_resident, self._cache.block_size, list(pasts)
+        num_read = 0
+        for view, num_layers in Counter(self._views).items():
+            seen = {
+                block
+                for table, num_past in pasts
+                for block in table[view.first_seen(num_past) // size : -(-num_past // size)]
+            }
+            num_read += num_layers * sum(block >= first for block in seen)
+        next_blocks = {block for table, num_past in pasts for block in table[num_past // size :][:1]}
+        num_written = len(self._views) * sum(block >= first for block in next_blocks)
+        return (num_read + num_written) * self._cache.layer_block_bytes
 
 
 class _SpilledSweep(NamedTuple):

@@ -55,19 +55,28 @@ class StepMeter:
         self._streamer = streamer
         self._max_num_seqs = max_num_seqs
         self._known_s: dict[int, float] = {}
+        self._expected_bytes = 0
         self._spill = kv_spill or KVSpillStats()
         self._mark = StepMark(0.0, 0, 0.0, (0, 0, 0), 0)
 
+    def expect_spilled(self, num_bytes: int) -> None:
+        """The next step moves so many bytes of keys and values that are on disk (--kv-spill)."""
+        if num_bytes != self._expected_bytes:
+            self._known_s.clear()
+        self._expected_bytes = num_bytes
+
     def predict_s(self, num_tokens: int) -> float:
         """Seconds of a step, by the rates of the hardware or, where those are unknown, by earlier steps."""
-        expected = self.predict(num_tokens, min(num_tokens, self._max_num_seqs))
+        num_sampled = min(num_tokens, self._max_num_seqs)
+        expected = self.predict(num_tokens, num_sampled, 0, None, self._expected_bytes)
         return self.measured.predict_s(num_tokens) if expected is UNKNOWN else expected.seconds
 
     def known_s(self, num_tokens: int) -> float:
         """Seconds of a step by the rates of the hardware, all of whose logits are wanted; 0 where the rates
         are unknown."""
         if num_tokens not in self._known_s:
-            self._known_s[num_tokens] = self.predict(num_tokens, num_tokens).seconds
+            found = self.predict(num_tokens, num_tokens, 0, None, self._expected_bytes)
+            self._known_s[num_tokens] = found.seconds
         return self._known_s[num_tokens]
 
     def prompt_s(self, num_tokens: int, max_tokens: int) -> float:
@@ -142,6 +151,7 @@ class StepMeter:
         metrics.preemptions = manager.departures.counts
         metrics.prefix_cache_queries = admission.num_queried_tokens
         metrics.prefix_cache_hits = admission.num_hit_tokens
-        if metrics.kv_disk is not None:
-            metrics.kv_disk.reads = manager.disk.reads
+        for name, stats in (("disk", metrics.kv_disk), ("host", metrics.kv_host)):
+            if stats is not None:
+                stats.reads = manager.disk.reads[name]
         metrics.kv_blocks_used = manager.num_blocks - manager.pool.num_free

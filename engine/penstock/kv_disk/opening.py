@@ -1,9 +1,16 @@
-"""From a config to the store that keeps its engine's blocks on disk, and how fast the store writes."""
+"""From a config to the stores that keep its engine's blocks on the host and on disk, and how fast they
+write."""
 
 from __future__ import annotations
 
+import functools
+import math
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+
+from torch import Tensor
 
 from penstock.config import ResolvedConfig
 from penstock.errors import ConfigError
@@ -11,10 +18,15 @@ from penstock.kv_disk.fingerprint import description
 from penstock.loader import Model
 from penstock.memory.hardware import DiskProfile
 from penstock.memory.kv_cache import BlockCache, KVCache
+from penstock.memory.kv_disk.block_shelf import Tier
 from penstock.memory.kv_disk.kv_folder import KVFolder, usable
 from penstock.memory.kv_disk.kv_store import KVStore
 from penstock.memory.kv_disk.shelf import Shelf
 from penstock.memory.kv_disk.state_pieces import StatePieces
+from penstock.memory.kv_host.host_shelf import HostShelf
+from penstock.memory.kv_host.kv_tiers import KVTiers
+from penstock.memory.kv_host.through_host import ThroughHost
+from penstock.memory.lane import Memory
 from penstock.memory.pages import round_up
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.weights.checkpoints.kept_checksums import KeptChecksums
@@ -24,6 +36,8 @@ DEFAULT_BYTES = 16 << 30
 #: Bytes a second that are written for each core while the engine works: copying and checking them takes
 #: some 2% of the core.
 RATE_PER_CORE = 16e6
+#: Bytes a second between a card and the host, until the first blocks were moved.
+HOST_RATE = 2e9
 #: The part of the disk's rate that writing may take from the reading of weights.
 DISK_SHARE = 0.02
 #: Weights of so many bytes get their checksums while the engine starts; those of larger ones are computed
@@ -31,13 +45,55 @@ DISK_SHARE = 0.02
 QUICK_BYTES = 256 << 20
 
 
-def open_kv_disk(
+def open_kv_tiers(
     model: Model, plan: MemoryPlan, config: ResolvedConfig, disk: DiskProfile | None = None
-) -> KVStore | None:
-    """The store that the config asks for; None if it asks for none. `disk`: the rate of the disk, if that was
-    measured. Raises ConfigError."""
-    if config.kv_disk is None:
+) -> KVTiers | None:
+    """The stores that the config asks for; None if it asks for none. `disk`: the rate of the disk, if that
+    was measured. Raises ConfigError."""
+    if config.kv_disk is None and config.kv_host_bytes is None:
         return None
+    lane, cache = model.streamer.lane, model.executor.kv_cache
+    tier = Tier("disk", threading.Condition())
+    if lane.choice == "cuda":
+        tier = replace(tier, make_buffer=functools.partial(_pinned, lane.memories[0]))
+    if not plan.kv_host_bytes:
+        return KVTiers([_open_disk(model, plan, config, disk, tier)])
+    if model.spec.state_bytes:
+        raise ConfigError(
+            "--kv-host-memory is not there for models with recurrent states yet, and "
+            f"{model.spec.architecture} is one: leave it out"
+        )
+    shelf = HostShelf(plan.kv_host_bytes, round_up(cache.block_bytes))
+    host_tier = replace(tier, name="host", usual_rate=HOST_RATE)
+    host = KVStore(shelf, cache, lambda is_wanted: shelf, True, math.inf, host_tier)
+    if config.kv_disk is None:
+        return KVTiers([host])
+    try:
+        below = _open_disk(model, plan, config, disk, replace(tier, above=shelf), ThroughHost(shelf, cache))
+    except BaseException:
+        host.close()
+        raise
+    shelf.tell = below.offer
+    return KVTiers([host, below])
+
+
+def _pinned(memory: Memory, num_bytes: int) -> Tensor:
+    """Memory from which a card copies at the link's rate."""
+    piece = memory.allocate(num_bytes)
+    memory.prepare(piece)
+    return piece
+
+
+def _open_disk(
+    model: Model,
+    plan: MemoryPlan,
+    config: ResolvedConfig,
+    disk: DiskProfile | None,
+    tier: Tier,
+    through_host: ThroughHost | None = None,
+) -> KVStore[Shelf]:
+    """The store on disk, for the model's cache or for what stands before it. Raises ConfigError."""
+    assert config.kv_disk is not None
     path = Path(config.kv_disk)
     usable(path)
     folder = KVFolder(path, config.kv_disk_bytes or DEFAULT_BYTES)
@@ -45,7 +101,7 @@ def open_kv_disk(
     files = sorted({entry.file for entry in checkpoint.entries.values()})
     kept = KeptChecksums(path / "weights.json")
     is_quick = kept.known(files) is not None or sum(file.stat().st_size for file in files) <= QUICK_BYTES
-    cache = _with_states(model, plan, folder.limit_bytes)
+    cache = through_host or _with_states(model, plan, folder.limit_bytes)
 
     def open_shelf(is_wanted: Callable[[], bool]) -> Shelf:
         weights = {file.name: checksum for file, checksum in kept.of(files, is_wanted).items()}
@@ -58,7 +114,7 @@ def open_kv_disk(
     rate = RATE_PER_CORE * config.num_threads
     if disk is not None and plan.at_home("disk"):
         rate = min(rate, DISK_SHARE * disk.read_gbps * 1e9)
-    return KVStore(folder, cache, open_shelf, is_quick, rate)
+    return KVStore(folder, cache, open_shelf, is_quick, rate, tier)
 
 
 def _with_states(model: Model, plan: MemoryPlan, limit_bytes: int) -> BlockCache:

@@ -98,6 +98,8 @@ class HardwareProfile:
     kernels: KernelProfile | None = None
     #: The largest share of the cores that other work took while one of the rates was measured; None: unknown.
     others_share: float | None = None
+    #: The disk of keys and values that have no room in memory (--kv-spill), where it is another one.
+    spill_disk: DiskProfile | None = None
 
     @property
     def notes(self) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from penstock.errors import CapacityError
 from penstock.memory import kept_rates
 from penstock.memory.hardware import (
     DeviceProfile,
@@ -21,6 +23,10 @@ from penstock.memory.hardware import (
 from penstock.memory.kept_rates import Circumstances, Rates
 from penstock.memory.other_work import Moment, is_busy, now, others_share
 
+logger = logging.getLogger(__name__)
+
+MeasureDisk = Callable[[Path], DiskProfile] | None
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -32,7 +38,7 @@ class Measure:
     memory_read_gbps: Callable[[int], float]
     products: Callable[[int], ProductRates]
     #: None: the disk is not measured, and only kept rates count.
-    disk: Callable[[Path], DiskProfile] | None
+    disk: MeasureDisk
     #: Fingerprint of the GPU's kernels.
     device_kernels: str = ""
     #: Gives kept_rates.DEVICE_RATES.
@@ -48,22 +54,21 @@ def hardware_profile(
     is_forced: bool = False,
     device: DeviceProfile | None = None,
     keeps_better: bool = True,
+    spill_folder: Path | None = None,
 ) -> HardwareProfile:
-    """This machine with the GPU `device` and the disk under `folder` (None: without a disk). Capacities are
-    looked up each time. Rates are measured once and kept in the file `cache`: for each machine and card with
-    its kernels, and for each disk. If measuring is forced, the profile has the rates that were just measured;
-    the file keeps the better of old and new rates or, without `keeps_better`, the new ones."""
+    """This machine with the GPU `device` and the disk under `folder` (None: without a disk), and that under
+    `spill_folder` if this is another one. Capacities are looked up each time. Rates are measured once and
+    kept in the file `cache`: for each machine and card with its kernels, and for each disk. If measuring is
+    forced, the profile has the rates that were just measured; the file keeps the better of old and new rates
+    or, without `keeps_better`, the new ones."""
     num_cores = num_physical_cores()
     rates = _Rates(cache, is_forced, measure.now, num_cores)
     machine, measure_disk = machine_key(num_cores, measure.kernels), measure.disk
     found = rates.of(machine, lambda: _machine_rates(measure, num_cores))
-    disk = None
+    disk = spill_disk = None
     if folder is not None:
-        key = disk_key(folder)
-        if measure_disk is not None:
-            disk = DiskProfile(**rates.of(key, lambda: asdict(measure_disk(folder))))
-        elif (kept := rates.kept_of(key)) is not None:
-            disk = DiskProfile(**kept)
+        disk = _disk(rates, folder, measure_disk)
+        spill_disk = _spill_disk(rates, folder, spill_folder, measure_disk)
     if device is not None:
         key = f"{device.name} with {measure.device_kernels} in {machine}"
         device = replace(device, **rates.of(key, measure.device))
@@ -75,11 +80,42 @@ def hardware_profile(
         memory_read_gbps=found["memory_read_gbps"],
         int8_gops=found["int8_gops"],
         disk=disk,
+        spill_disk=spill_disk,
         device=device,
         products=_without_dips(found["products"]),
         kept_since_s=rates.kept_since_s,
         others_share=rates.others_share,
     )
+
+
+def _disk(rates: _Rates, folder: Path, measure_disk: MeasureDisk) -> DiskProfile | None:
+    """The disk under a folder; None if it is not measured, and no rate is kept."""
+    key = disk_key(folder)
+    if measure_disk is not None:
+        return DiskProfile(**rates.of(key, lambda: asdict(measure_disk(folder))))
+    kept = rates.kept_of(key)
+    return None if kept is None else DiskProfile(**kept)
+
+
+def _spill_disk(
+    rates: _Rates, folder: Path, spill_folder: Path | None, measure_disk: MeasureDisk
+) -> DiskProfile | None:
+    """The disk under `spill_folder`, which may have to be made, if it is not the disk under `folder`. A disk
+    that can't be measured is taken for as fast as that one."""
+    if spill_folder is None:
+        return None
+    above = (spill_folder.absolute(), *spill_folder.absolute().parents)
+    there = next(each for each in above if each.exists())
+    if disk_key(there) == disk_key(folder):
+        return None
+    try:
+        return _disk(rates, there, measure_disk)
+    except (CapacityError, OSError) as error:
+        logger.warning(
+            "the disk of --kv-spill can't be measured (%s): plans take it for as fast as that of the weights",
+            error,
+        )
+        return None
 
 
 def kept_shares(cache: Path, folder: Path, kernels: str) -> list[float | None]:

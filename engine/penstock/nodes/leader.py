@@ -251,6 +251,7 @@ def check_config(config: EngineConfig) -> None:
     """Raises ConfigError for what several machines can't do yet."""
     troubles = {
         "--kv-disk": config.kv_disk is not None,
+        "--kv-host-memory": config.kv_host_bytes is not None,
         "--kv-spill": config.spill_folder is not None,
         "adapters (--lora)": bool(config.adapter_bytes or config.adapters),
         "--mtp on": config.mtp == "on",

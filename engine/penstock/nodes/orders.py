@@ -63,6 +63,7 @@ class Order:
             enable_prefix_caching=False,
             kv_disk=None,
             kv_disk_bytes=None,
+            kv_host_bytes=None,
             kv_spill=None,
             speculation="off",
             mtp="off",

@@ -56,11 +56,11 @@ def hardware_lines(hardware: HardwareProfile, source: str = "measured") -> list[
     ]
     if hardware.kernels is not None:
         lines += kernel_lines(hardware.kernels)
-    if hardware.disk is not None:
-        disk = hardware.disk
-        way = "direct" if disk.is_direct else "through the page cache"
-        asked = f"{disk.block_bytes >> 20} MiB blocks, {disk.depth} in flight"
-        lines.append(f"disk {disk.read_gbps:.2f} GB/s ({way}, {asked})")
+    for name, disk in (("disk", hardware.disk), ("disk of --kv-spill", hardware.spill_disk)):
+        if disk is not None:
+            way = "direct" if disk.is_direct else "through the page cache"
+            asked = f"{disk.block_bytes >> 20} MiB blocks, {disk.depth} in flight"
+            lines.append(f"{name} {disk.read_gbps:.2f} GB/s ({way}, {asked})")
     if hardware.kept_since_s is not None:
         when = datetime.fromtimestamp(hardware.kept_since_s)
         lines.append(

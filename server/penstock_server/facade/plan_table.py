@@ -30,6 +30,7 @@ def plan_table(plan: PlanBody) -> list[str]:
             rows.append(("experts", home, number * plan.expert_slot_bytes, f"{number} slots{text}"))
     rows += [
         ("keys and values", compute, plan.kv_bytes, _tokens_text(plan)),
+        *([("kept keys", "host", plan.kv_host_bytes, "and values")] if plan.kv_host_bytes else []),
         *_state_rows(plan, compute),
         *([("adapters", "host", plan.adapter_bytes, "")] if plan.adapter_bytes else []),
         ("activations", compute, plan.workspace_bytes, _workspace_text(plan)),

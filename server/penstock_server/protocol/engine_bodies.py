@@ -77,6 +77,8 @@ class PlanBody(Told):
     kept_share: float | None
     #: Tokens of num_kv_tokens whose keys and values lie on disk (--kv-spill), beside kv_bytes.
     num_spilled_tokens: int
+    #: Memory of the host for keys and values that have left a GPU's (--kv-host-memory).
+    kv_host_bytes: int
 
 
 class ExpertDemandBody(Told):
@@ -247,8 +249,8 @@ class PreemptionsBody(Told):
 
 
 class KVDiskReadsBody(Told):
-    """What came from disk for sequences that waited: blocks, whole recurrent states, the tokens that were not
-    computed therefore, the seconds that it took, and those that computing would have taken longer (0:
+    """What came from a tier for sequences that waited: blocks, whole recurrent states, the tokens that were
+    not computed therefore, the seconds that it took, and those that computing would have taken longer (0:
     unknown)."""
 
     num_blocks: int
@@ -259,7 +261,8 @@ class KVDiskReadsBody(Told):
 
 
 class KVDiskBody(Told):
-    """Keys and values on disk (--kv-disk): what lies there, and what became of blocks since the start."""
+    """Keys and values on disk (--kv-disk), or on the host (--kv-host-memory): what lies there, and what
+    became of blocks since the start."""
 
     limit_bytes: int
     num_bytes: int
@@ -342,6 +345,8 @@ class StatsBody(Told):
     links: dict[str, LinkTraffic]
     #: None without --kv-disk.
     kv_disk: KVDiskBody | None
+    #: None without --kv-host-memory, which is for a GPU.
+    kv_host: KVDiskBody | None
     #: All machines that compute layers, as they are now; empty where one computes all.
     nodes: tuple[NodeBody, ...]
     #: None where all blocks of the KV cache are in memory.
@@ -401,6 +406,8 @@ class HardwareBody(Told):
     memory_read_gbps: float
     int8_gops: float
     disk: DiskBody | None
+    #: The disk of --kv-spill; null where it is the same one.
+    spill_disk: DiskBody | None
     device: DeviceBody | None
     #: (rows, 1e9 bytes of weights a second) of products.
     products: tuple[tuple[int, float], ...]

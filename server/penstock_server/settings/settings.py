@@ -225,6 +225,14 @@ class Settings(NodesSettings):
         parse=parse_bytes,
         metavar="SIZE",
     )
+    kv_host_memory: int | None = engine_setting(
+        "kv_host_bytes",
+        "memory of the host for computed keys and values that have no room in a GPU's, such as 8GiB, a part "
+        "of --host-memory: they come back from there in place of being computed; with --kv-disk they go on "
+        "to the disk from there",
+        parse=parse_bytes,
+        metavar="SIZE",
+    )
     kv_events_config: KVEventsConfig | None = engine_setting(
         "kv_events",
         "events of the prefix cache for routers, as vLLM's JSON object, such as "

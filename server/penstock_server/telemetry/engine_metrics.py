@@ -118,8 +118,9 @@ class _EngineSeries:
             yield from self._experts(now, now.experts)
         yield self._hits_by_tier(now)
         yield self._preemptions(now)
-        if now.kv_disk is not None:
-            yield from self._kv_disk(now.kv_disk)
+        for tier, place, kept in (("disk", "on disk", now.kv_disk), ("host", "on the host", now.kv_host)):
+            if kept is not None:
+                yield from self._kv_tier(f"penstock:kv_{tier}", place, kept)
         if now.nodes:
             yield from self._nodes(now.nodes)
         if now.kv_spill is not None:
@@ -244,14 +245,18 @@ class _EngineSeries:
 
     def _hits_by_tier(self, now: StatsBody) -> Metric:
         """Prompt tokens that were not computed, by where their keys and values lay."""
-        labels, on_disk = self._labels("penstock:"), now.kv_disk.reads.num_tokens if now.kv_disk else 0
+        labels = self._labels("penstock:")
+        counts = {"disk": now.kv_disk.reads.num_tokens if now.kv_disk else 0}
+        if now.kv_host is not None:
+            counts["host"] = now.kv_host.reads.num_tokens
+        # A preempted sequence finds tokens again that are no hits of a prompt.
+        counts = {"memory": max(0, now.prefix_cache_hits - sum(counts.values()))} | counts
         counter = CounterMetricFamily(
             "penstock:kv_hit_tokens",
             "Tokens whose keys and values were found, by tier",
             labels=[*labels, "tier"],
         )
-        # A preempted sequence finds tokens again that are no hits of a prompt.
-        for tier, count in (("memory", max(0, now.prefix_cache_hits - on_disk)), ("disk", on_disk)):
+        for tier, count in counts.items():
             counter.add_metric([*labels.values(), tier], count)
         return counter
 
@@ -266,22 +271,22 @@ class _EngineSeries:
             counter.add_metric([*labels.values(), kind], count)
         return counter
 
-    def _kv_disk(self, disk: KVDiskBody) -> Iterable[Metric]:
-        """What lies on disk, what went there and came from there, and what was lost."""
-        yield self._gauge("penstock:kv_disk_bytes", "Keys and values of this model on disk", disk.num_bytes)
-        yield self._gauge("penstock:kv_disk_limit_bytes", "The most that may lie on disk", disk.limit_bytes)
+    def _kv_tier(self, prefix: str, place: str, kept: KVDiskBody) -> Iterable[Metric]:
+        """What lies in a tier beyond the KV cache, what went there and came from there, and what was lost."""
+        yield self._gauge(f"{prefix}_bytes", f"Keys and values of this model {place}", kept.num_bytes)
+        yield self._gauge(f"{prefix}_limit_bytes", f"The most that may lie {place}", kept.limit_bytes)
         for name, text, value in (
-            ("read_bytes", "Keys and values read from disk", disk.read_bytes),
-            ("written_bytes", "Keys and values written to disk", disk.written_bytes),
-            ("read_states", "Recurrent states read from disk", disk.reads.num_states),
-            ("read_seconds", "Seconds in which sequences waited for the disk", disk.reads.read_s),
-            ("saved_seconds", "Seconds that computing would have taken longer", disk.reads.saved_s),
-            ("missed_blocks", "Blocks overwritten before they were on disk", disk.missed_blocks),
-            ("failed_writes", "Blocks that the disk did not take", disk.failed_writes),
-            ("damaged_blocks", "Blocks on disk that were not whole", disk.corrupt_blocks),
+            ("read_bytes", "Keys and values that came from there", kept.read_bytes),
+            ("written_bytes", "Keys and values that went there", kept.written_bytes),
+            ("read_states", "Recurrent states that came from there", kept.reads.num_states),
+            ("read_seconds", "Seconds in which sequences waited for them", kept.reads.read_s),
+            ("saved_seconds", "Seconds that computing would have taken longer", kept.reads.saved_s),
+            ("missed_blocks", "Blocks overwritten before they were there", kept.missed_blocks),
+            ("failed_writes", "Blocks that were not taken", kept.failed_writes),
+            ("damaged_blocks", "Blocks that were not whole", kept.corrupt_blocks),
         ):
             labels = self._labels("penstock:")
-            counter = CounterMetricFamily(f"penstock:kv_disk_{name}", text, labels=[*labels])
+            counter = CounterMetricFamily(f"{prefix}_{name}", text, labels=[*labels])
             counter.add_metric([*labels.values()], value)
             yield counter
 

@@ -279,6 +279,7 @@ export const CHINESE = {
   budget: "{place}：用了 {used}，上限 {budget}",
   stepShould: "算一个 token 预计需要 {time}，瓶颈是{what}。",
   waitsForDisk: "磁盘",
+  waitsForSpillDisk: "--kv-spill 的磁盘",
   waitsForLink: "内存到显卡的传输",
   waitsForMemory: "内存带宽",
   waitsForHostMemory: "主机内存的带宽",

@@ -285,6 +285,7 @@ export const ENGLISH = {
   budget: "{place}: {used} of a budget of {budget}",
   stepShould: "A step of one token should take {time}; it waits for {what}.",
   waitsForDisk: "disk",
+  waitsForSpillDisk: "disk of --kv-spill",
   waitsForLink: "host to device",
   waitsForMemory: "memory",
   waitsForHostMemory: "RAM",

@@ -7,6 +7,7 @@ import { count, words } from "./words.js";
 /** What a step waits for, as the plan calls it -> the key of its words. */
 const BINDINGS = {
   disk: "waitsForDisk",
+  "spill disk": "waitsForSpillDisk",
   "host to device": "waitsForLink",
   memory: "waitsForMemory",
   "host memory": "waitsForHostMemory",

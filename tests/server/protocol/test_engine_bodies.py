@@ -63,6 +63,7 @@ PLAN = [
     "adapter_bytes",
     "kept_share",
     "num_spilled_tokens",
+    "kv_host_bytes",
 ]
 STEP = [
     "num_tokens",
@@ -134,6 +135,7 @@ STATS = [
     "links.disk.num_bytes",
     "links.disk.busy_s",
     "kv_disk",
+    "kv_host",
     "nodes",
     "kv_spill",
     "kv_events",
@@ -150,6 +152,7 @@ HARDWARE = [
     "disk.block_bytes",
     "disk.depth",
     "disk.is_direct",
+    "spill_disk",
     "device.name",
     "device.compute_capability",
     "device.total_bytes",

@@ -66,6 +66,7 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         state_memory=1,
         kv_disk="kv",
         kv_disk_size=1,
+        kv_host_memory=1,
         kv_spill="spill",
         kv_events_config=KVEventsConfig(topic="kv"),
         block_size=32,

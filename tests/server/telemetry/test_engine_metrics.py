@@ -83,6 +83,19 @@ def test_keys_and_values_on_disk(metrics: RequestMetrics, engine: FakeAsyncEngin
     assert [*totals_of.values()] == [400, 500, 0.5, 7.5, 6, 7, 8, 2]
 
 
+def test_keys_and_values_on_the_host(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
+    totals = engine.model.metrics
+    totals.prefix_cache_hits = 100
+    totals.kv_disk = KVDiskStats(reads=KVDiskReads(num_tokens=16))
+    totals.kv_host = KVDiskStats(1000, 300, 3, True, 5, 500, 6, 0, 0, 400, KVDiskReads(2, 32, 0.25, 1.5))
+    found = samples(metrics)
+    tiers = [found[f"penstock:kv_hit_tokens_total/{tier}"] for tier in ("memory", "host", "disk")]
+    assert tiers == [52, 32, 16]
+    assert (found["penstock:kv_host_bytes"], found["penstock:kv_host_limit_bytes"]) == (300, 1000)
+    names = ("read_bytes", "written_bytes", "read_seconds", "saved_seconds", "missed_blocks")
+    assert [found[f"penstock:kv_host_{name}_total"] for name in names] == [400, 500, 0.25, 1.5, 6]
+
+
 def test_preemptions_by_kind(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
     engine.model.metrics.preemptions = Preemptions(3, 2, 480, 7.5, 0.25)
     found = samples(metrics)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from penstock.generation.scheduling.block_pool import BlockPool
@@ -50,7 +51,8 @@ class DiskBlocks:
         """compute_s: tokens of a prompt -> seconds that computing them takes; 0: unknown, and then blocks are
         read. `preemptions` counts what preempted sequences find. Without a store nothing is done.
         kept_states: of a model with recurrent states."""
-        self.reads = KVDiskReads()
+        #: By the name of the tier.
+        self.reads = defaultdict[str, KVDiskReads](KVDiskReads)
         self._preemptions = preemptions
         self._pool = pool
         self._prefix_cache = prefix_cache
@@ -73,21 +75,23 @@ class DiskBlocks:
         if num_missing(sequence) > self._pool.num_free:
             return
         found, kept = self._find(sequence, self._store), self._kept_states
-        num_pieces = kept.num_pieces if kept is not None and found.state is not None else 0
-        num_reads = len(found.missing) + num_pieces
-        compute_s = self._compute_s(found.num_tokens) if num_reads else 0.0
-        if not num_reads or 0 < compute_s <= self._store.expected_read_s(num_reads):
+        pieces = kept.pieces_of(found.state) if kept is not None and found.state is not None else []
+        wanted_keys = [*found.missing, *pieces]
+        compute_s = self._compute_s(found.num_tokens) if wanted_keys else 0.0
+        if not wanted_keys or 0 < compute_s <= self._store.expected_read_s(wanted_keys):
             self._looked_up.add(sequence)
             return
         state = kept.begin(found.state) if kept is not None and found.state is not None else None
-        if num_pieces and state is None:
+        if pieces and state is None:
             return  # a later step may have a slot for the state
         self._looked_up.add(sequence)
         for block in found.held:
             self._pool.own(block)
         wanted = [(key, self._pool.take(), num_keyed) for key, num_keyed in found.missing.items()]
-        pieces = state.wanted if state is not None else []
-        reading = self._store.read([(key, block) for key, block, _ in wanted] + pieces, compute_s or math.inf)
+        numbered = state.wanted if state is not None else []
+        reading = self._store.read(
+            [(key, block) for key, block, _ in wanted] + numbered, compute_s or math.inf
+        )
         arriving = _Arriving(reading, found.held, wanted, state, found.num_tokens, compute_s)
         self._arriving[sequence] = arriving
 
@@ -121,14 +125,22 @@ class DiskBlocks:
             self._pool.disown(block)
         if arriving.state is not None and self._kept_states is not None:
             self._kept_states.end(arriving.state, arrived)
-        self._count(sequence, arriving, arrived)
+        for tier, (keys, elapsed_s) in arriving.reading.by_tier.items():
+            self._count(sequence, arriving, self.reads[tier], keys, elapsed_s)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence may be looked up again: it has lost what it had."""
         self._looked_up.discard(sequence)
 
-    def _count(self, sequence: Sequence, arriving: _Arriving, arrived: set[bytes]) -> None:
-        reads, elapsed_s = self.reads, arriving.reading.elapsed_s
+    def _count(
+        self,
+        sequence: Sequence,
+        arriving: _Arriving,
+        reads: KVDiskReads,
+        arrived: Set[bytes],
+        elapsed_s: float,
+    ) -> None:
+        """What arrived from one tier. A recurrent state comes from one tier as a whole."""
         num_blocks = sum(key in arrived for key, _, _ in arriving.wanted)
         pieces = [] if arriving.state is None else arriving.state.wanted
         is_state_here = all(key in arrived for key, _ in pieces)

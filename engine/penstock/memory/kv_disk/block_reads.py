@@ -11,15 +11,14 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 
 from torch import Tensor
 
 from penstock.errors import CorruptFile
-from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.kv_cache import BlockCache
-from penstock.memory.kv_disk.shelf import Shelf
+from penstock.memory.kv_disk.block_shelf import BlockShelf, Tier
 from penstock.memory.pages import round_up
 from penstock.metrics import KVDiskStats
 
@@ -27,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 #: Blocks that are read at a time. Checking a block takes as long as reading it from a fast disk.
 NUM_THREADS = 3
-#: Bytes a second, until the first blocks were read.
-USUAL_RATE = 200e6
 #: How much the last reading counts in the rate of all readings.
 NEWEST_SHARE = 0.3
 
@@ -36,8 +33,9 @@ NEWEST_SHARE = 0.3
 class BlockRead:
     """Blocks of one sequence on their way. is_done and end() are for one thread."""
 
-    def __init__(self, num_blocks: int, limit_s: float, notify: Callable[[], None]) -> None:
+    def __init__(self, num_blocks: int, limit_s: float, notify: Callable[[], None], tier: str = "") -> None:
         self._left = num_blocks
+        self._tier = tier
         self._notify = notify
         self._changed = threading.Condition()
         self._is_ended = False
@@ -58,6 +56,11 @@ class BlockRead:
             self._is_ended = True
             self._changed.wait_for(lambda: self._num_copying == 0)
             return self._arrived
+
+    @property
+    def by_tier(self) -> dict[str, tuple[Set[bytes], float]]:
+        """The tier, the keys of the blocks that have arrived from there, and elapsed_s."""
+        return {self._tier: (self._arrived, self.elapsed_s)}
 
     @property
     def elapsed_s(self) -> float:
@@ -90,23 +93,29 @@ class BlockRead:
 class BlockReads:
     """The reading threads of a shelf."""
 
-    def __init__(self, cache: BlockCache, stats: KVDiskStats, num_threads: int = NUM_THREADS) -> None:
+    def __init__(
+        self,
+        cache: BlockCache,
+        stats: KVDiskStats,
+        tier: Tier,
+        num_threads: int = NUM_THREADS,
+    ) -> None:
+        self._tier, self._changed = tier, tier.changed
         self._cache = cache
         self._stats = stats
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="penstock-kv-read")
         self._buffers = queue.SimpleQueue[Tensor]()
         for _ in range(num_threads):
-            self._buffers.put(aligned_buffer(round_up(cache.block_bytes)))
-        self._rate = USUAL_RATE
-        self._changed = threading.Condition()
+            self._buffers.put(tier.make_buffer(round_up(cache.block_bytes)))
+        self._rate = tier.usual_rate
 
     def expected_s(self, num_blocks: int) -> float:
         """What reading so many blocks should take."""
         return num_blocks * self._cache.block_bytes / self._rate
 
-    def begin(self, shelf: Shelf, wanted: list[tuple[bytes, int]], limit_s: float) -> BlockRead:
+    def begin(self, shelf: BlockShelf, wanted: list[tuple[bytes, int]], limit_s: float) -> BlockRead:
         """Read blocks: (key, number of the cache's block) pairs in the order of their text."""
-        read = BlockRead(len(wanted), limit_s, self.tell)
+        read = BlockRead(len(wanted), limit_s, self.tell, self._tier.name)
         for key, block in wanted:
             self._threads.submit(self._read, read, shelf, key, block)
         self._threads.submit(self._note, read, shelf, [key for key, _ in wanted])
@@ -126,7 +135,7 @@ class BlockReads:
         with self._changed:
             self._changed.notify_all()
 
-    def _read(self, read: BlockRead, shelf: Shelf, key: bytes, block: int) -> None:
+    def _read(self, read: BlockRead, shelf: BlockShelf, key: bytes, block: int) -> None:
         buffer = self._buffers.get()
         try:
             is_whole = shelf.read(key, memoryview(buffer.numpy().data))
@@ -135,6 +144,9 @@ class BlockReads:
                 logger.warning(
                     "a block in %s is damaged: the tokens that it is of are computed again", shelf.folder
                 )
+            above = self._tier.above
+            if is_whole and above is not None and (parent := shelf.parent_of(key)) is not None:
+                above.add(key, parent, memoryview(buffer.numpy().data))
             self._stats.read_bytes += shelf.extent_bytes if is_whole else 0
             if is_whole and read.begin_copy():
                 written: bytes | None = None
@@ -149,7 +161,7 @@ class BlockReads:
             self._buffers.put(buffer)
             read.leave()
 
-    def _note(self, read: BlockRead, shelf: Shelf, keys: list[bytes]) -> None:
+    def _note(self, read: BlockRead, shelf: BlockShelf, keys: list[bytes]) -> None:
         """The reading is at its end, or nearly: other threads may have its last blocks in hand."""
         elapsed_s = read.elapsed_s
         if elapsed_s > 0:

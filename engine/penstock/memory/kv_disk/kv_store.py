@@ -13,21 +13,22 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Generic, TypeVar
 
 from penstock.errors import CorruptFile
-from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.kv_cache import BlockCache
 from penstock.memory.kv_disk.block_offers import BlockOffers, BlockWrite, Offer
-from penstock.memory.kv_disk.block_reads import NEWEST_SHARE, NUM_THREADS, USUAL_RATE, BlockRead, BlockReads
-from penstock.memory.kv_disk.kv_folder import KVFolder
+from penstock.memory.kv_disk.block_reads import NEWEST_SHARE, NUM_THREADS, BlockRead, BlockReads
+from penstock.memory.kv_disk.block_shelf import BlockShelf, Room, Tier
 from penstock.memory.kv_disk.record import NO_KEY
-from penstock.memory.kv_disk.shelf import Shelf
 from penstock.memory.kv_disk.state_pieces import StatePieces
 from penstock.memory.pages import round_up
 from penstock.metrics import KVDiskStats
 
 logger = logging.getLogger(__name__)
+
+Of = TypeVar("Of", bound=BlockShelf)
 
 #: Blocks of host memory that a store takes: one for each thread that reads, and one for the thread that
 #: writes.
@@ -42,17 +43,17 @@ NICENESS = 10
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class KVStore:
+class KVStore(Generic[Of]):
     """Writes, finds and reads the blocks of one model. Close the store."""
 
     def __init__(
         self,
-        folder: KVFolder,
+        folder: Room[Of],
         cache: BlockCache,
-        open_shelf: Callable[[Callable[[], bool]], Shelf],
+        open_shelf: Callable[[Callable[[], bool]], Of],
         is_quick: bool,
         rate: float,
-        is_idle: Callable[[], bool] = lambda: False,
+        tier: Tier,
     ) -> None:
         """`open_shelf` may take long, unless `is_quick`: then it is called on the thread that writes, and
         nothing is found before. It asks the function that it gets whether the store is still wanted, and
@@ -61,19 +62,20 @@ class KVStore:
         self.stats = KVDiskStats(limit_bytes=folder.limit_bytes)
         #: By which numbers recurrent states can be offered and read; None: the cache has none.
         self.pieces = cache.numbers if isinstance(cache, StatePieces) else None
-        self.is_idle = is_idle
+        self.is_idle: Callable[[], bool] = lambda: False
         self._folder = folder
         self._cache = cache
         self._open_shelf = open_shelf
         self._rate = rate
-        self._shelf: Shelf | None = open_shelf(lambda: True) if is_quick else None
+        self._shelf: Of | None = open_shelf(lambda: True) if is_quick else None
         self._opened = threading.Event()
-        self._reads = BlockReads(cache, self.stats)
-        self._buffer = aligned_buffer(round_up(cache.block_bytes))
+        self.tier = tier
+        self._reads = BlockReads(cache, self.stats, tier)
+        self._buffer = tier.make_buffer(round_up(cache.block_bytes))
         self._offers = BlockOffers()
         self._changed = self._offers.changed
         #: Bytes a second at which blocks were written lately, without the rests.
-        self._write_rate = USUAL_RATE
+        self._write_rate = tier.usual_rate
         self._closes_at_s: float | None = None
         self._pause_until_s = 0.0
         self._thread = threading.Thread(target=self._run, name="penstock-kv-write", daemon=True)
@@ -104,9 +106,9 @@ class KVStore:
         wanted = [(block, Offer(key, parent, is_unchanged)) for block, key, parent, is_unchanged in offers]
         return self._offers.hurry(wanted, limit_s)
 
-    def expected_read_s(self, num_blocks: int) -> float:
-        """What reading so many blocks should take."""
-        return self._reads.expected_s(num_blocks)
+    def expected_read_s(self, keys: Collection[bytes]) -> float:
+        """What reading these blocks should take."""
+        return self._reads.expected_s(len(keys))
 
     def read(self, wanted: list[tuple[bytes, int]], limit_s: float) -> BlockRead:
         """Begin to read blocks that were found: (key, number of a block of the cache) pairs in the order of
@@ -135,6 +137,7 @@ class KVStore:
             self._changed.notify()
         self._thread.join()
         self._reads.close()
+        self.is_idle = lambda: False  # without the engine in it, whose memory is free then at once
         if self._shelf is not None:
             self._shelf.close()
 
@@ -153,9 +156,9 @@ class KVStore:
         while (found := self._next()) is not None:
             self._write(self._shelf, *found)
 
-    def _greet(self, shelf: Shelf) -> None:
+    def _greet(self, shelf: Of) -> None:
         self._tell_of(shelf)
-        logger.info("--kv-disk: %d blocks of this model in %s", len(shelf), shelf.folder)
+        logger.info("keys and values: %d blocks of this model in %s", len(shelf), shelf.folder)
         if not shelf.is_writer:
             logger.warning(
                 "--kv-disk: another process writes to %s, so this one only reads what is there now; give it "
@@ -171,7 +174,7 @@ class KVStore:
                 return None
             return self._offers.first()
 
-    def _write(self, shelf: Shelf, block: int, offer: Offer) -> None:
+    def _write(self, shelf: Of, block: int, offer: Offer) -> None:
         began_s = time.monotonic()
         is_written = False
         if shelf.is_writer and began_s >= self._pause_until_s and offer.key not in shelf:
@@ -200,7 +203,7 @@ class KVStore:
             return False
         return True
 
-    def _add(self, shelf: Shelf, offer: Offer) -> bool:
+    def _add(self, shelf: Of, offer: Offer) -> bool:
         """Write the thread's memory as a block. Errors cost the block, and nothing else."""
         content = memoryview(self._buffer.numpy().data)
         try:
@@ -214,7 +217,7 @@ class KVStore:
         self.stats.written_bytes += len(content)
         return True
 
-    def _suffer(self, shelf: Shelf, error: OSError) -> None:
+    def _suffer(self, shelf: Of, error: OSError) -> None:
         """A disk without room keeps what it has: other blocks take their places from now on."""
         if not self.stats.failed_writes:
             logger.warning("--kv-disk: a block can't be written to %s: %s", shelf.folder, error.strerror)
@@ -235,7 +238,7 @@ class KVStore:
         """Whether the thread has to go on at once."""
         return self._closes_at_s is not None or self._offers.is_urgent or self.is_idle()
 
-    def _tell_of(self, shelf: Shelf) -> None:
+    def _tell_of(self, shelf: Of) -> None:
         self.stats.is_writer = shelf.is_writer
         self.stats.num_blocks, self.stats.num_bytes = len(shelf), shelf.num_bytes
         self.stats.limit_bytes = self._folder.limit_bytes

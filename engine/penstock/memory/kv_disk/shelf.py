@@ -147,6 +147,13 @@ class Shelf:
         with self._lock:
             return [record.key for record in self._order]
 
+    def parent_of(self, key: bytes) -> bytes | None:
+        """The key of the block before it in the text, NO_KEY for the first; None if there is no such
+        block."""
+        with self._lock:
+            record = self._order.find(key)
+        return None if record is None else record.parent
+
     def read(self, key: bytes, buffer: memoryview) -> bool | None:
         """Fill the buffer (extent_bytes, on a page boundary) with a block's bytes. True if they are the bytes
         that were written; None if there is no such block any more; False if they were damaged or can't be

@@ -46,9 +46,9 @@ class Budgets:
             f"--{name}-memory, or lower --kv-tokens, --max-num-batched-tokens or --max-num-seqs"
         )
 
-    def host_refusal(self, embedding: int, staging: int) -> CapacityError:
-        """For a model whose embedding, or whose staging for a GPU, does not fit into the host."""
-        least = embedding + staging
+    def host_refusal(self, beside: int, staging: int) -> CapacityError:
+        """For a model whose staging for a GPU does not fit into the host beside `beside` bytes."""
+        least = beside + staging
         if self.host >= least:
             return CapacityError(
                 f"streaming to the GPU needs at least {staging} bytes ({gib(staging)}) of pinned memory, and "
@@ -56,7 +56,8 @@ class Budgets:
             )
         return CapacityError(
             f"this model needs at least {least} bytes ({gib(least)}) of host memory as it is set up, for the "
-            f"embedding and staging, and the budget is {self.host} ({gib(self.host)}). Raise --host-memory"
+            "embedding, staging, and keys and values that have left the GPU (--kv-host-memory), and the "
+            f"budget is {self.host} ({gib(self.host)}). Raise --host-memory"
         )
 
 

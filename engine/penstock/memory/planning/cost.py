@@ -127,8 +127,8 @@ def predict_step(
 ) -> StepPrediction:
     """How long a step takes that also encodes prompts of `num_encoded` tokens together. A rate that is
     unknown (0, or no disk was measured) has no term. `demand` are the experts that the step asked for, if
-    they are known. `spilled_bytes` of keys and values come from the disk or go there, which is taken for as
-    fast as the disk of the weights."""
+    they are known. `spilled_bytes` of keys and values come from the disk or go there: the disk of the weights
+    or, if they have one, a disk of their own. Writing is taken for as fast as reading."""
     rows, lane = config.rows_per_token, hardware.lane
     demand = demand or expert_demand(plan, footprint.experts, num_tokens)
     if plan.kept_share is not None and (work := split_work(plan, footprint, hardware, config, num_tokens)):
@@ -227,7 +227,8 @@ class _Moved:
 
 def _terms(moved: _Moved, operations: int, hardware: HardwareProfile) -> dict[str, float]:
     """Link, memory or arithmetic -> seconds."""
-    lane = hardware.lane
+    lane, own_disk = hardware.lane, hardware.spill_disk
+    shared_bytes = moved.spilled_bytes if own_disk is None else 0
     amounts = {
         # What is streamed is written to memory before it is read.
         "memory": (
@@ -235,7 +236,8 @@ def _terms(moved: _Moved, operations: int, hardware: HardwareProfile) -> dict[st
             lane.memory_gbps,
         ),
         "arithmetic": (operations, lane.int8_gops),
-        "disk": (moved.disk_bytes + moved.spilled_bytes, _disk_gbps(hardware)),
+        "disk": (moved.disk_bytes + shared_bytes, _disk_gbps(hardware)),
+        "spill disk": (moved.spilled_bytes - shared_bytes, own_disk.read_gbps if own_disk else 0.0),
         "host to device": (moved.streamed_bytes, lane.link_gbps),
         # Copying to a GPU reads the host's memory, into which the disk writes.
         "host memory": (

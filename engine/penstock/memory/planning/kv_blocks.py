@@ -9,7 +9,7 @@ import math
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from penstock.memory.pages import PAGE
+from penstock.memory.pages import PAGE, round_up
 from penstock.spec import ModelFootprint
 
 #: Tokens that a sequence is given room for when nobody says how many.
@@ -59,6 +59,21 @@ class KVBlocks:
     def num_spilled(self, num_blocks: int) -> int:
         """Blocks on disk, beside so many in memory."""
         return max(0, self._longest - num_blocks)
+
+    def host_bytes(self, has_gpu: bool) -> int:
+        """Bytes of the host's memory for blocks of a GPU: whole blocks, of whole pages. Raises ConfigError
+        without a GPU, or if there is no room for one."""
+        asked, each = self._config.kv_host_bytes, round_up(self.block_bytes)
+        if asked is None:
+            return 0
+        if not has_gpu:
+            raise ConfigError(
+                "--kv-host-memory keeps what has no room in a GPU's memory, and layers are computed in the "
+                "host's memory here: give it to the KV cache (--kv-cache-memory)"
+            )
+        if asked < each:
+            raise ConfigError(f"--kv-host-memory {asked} has no room for one block of {each} bytes")
+        return asked // each * each
 
     def choices(self, room: int, layer_bytes: int) -> tuple[int, ...]:
         """Numbers of blocks in memory to try in this order, where layers, keys and values have `room`

@@ -95,6 +95,8 @@ class MemoryPlan:
     #: in its memory. Each layer has two placements then: what is kept, and the rest. None: layers are
     #: computed by the card alone, or there is none.
     kept_share: float | None = None
+    #: The host's memory for blocks of keys and values that have left a GPU's.
+    kv_host_bytes: int = 0
     #: The last so many blocks of keys and values lie on disk, and come to memory when a layer needs them.
     num_spilled_blocks: int = 0
 
@@ -158,7 +160,7 @@ class MemoryPlan:
 
     @property
     def host_used_bytes(self) -> int:
-        used = self.embedding_bytes + self.layer_bytes("host") + self.adapter_bytes
+        used = self.embedding_bytes + self.layer_bytes("host") + self.adapter_bytes + self.kv_host_bytes
         if self.has_gpu:
             used += 0 if self.kept_share is None else HANDOVER_BYTES
             used += self.num_host_expert_slots * self.expert_slot_bytes

@@ -217,6 +217,7 @@ class _Planner:
         self.has_gpu = self.budgets.lane.has_own_memory
         self.layers = _Layers(footprint, config.num_resident_layers)
         self.kv = KVBlocks(footprint, config, self.budgets.computing, self.has_gpu)
+        self.kv_host_bytes = self.kv.host_bytes(self.has_gpu)
         self.embedding_bytes = round_up(footprint.embedding_bytes)
         shared = footprint.shared_head_bytes if self.has_gpu else 0
         self.head_bytes = round_up(footprint.head_bytes + shared)
@@ -274,6 +275,7 @@ class _Planner:
             num_state_slots=self.states.num_slots,
             num_state_sequences=self.states.num_sequences,
             adapter_bytes=self.adapter_bytes,
+            kv_host_bytes=self.kv_host_bytes,
             num_spilled_blocks=num_spilled,
         )
 
@@ -296,10 +298,11 @@ class _Planner:
     def _host_tier(self, device: TierPlan) -> TierPlan:
         """What waits in pinned memory for a GPU that has the tier `device`. Raises CapacityError."""
         streamed = [index for index in range(len(self.layers.sizes)) if index not in device.resident]
-        room = min(self.budgets.host - self.embedding_bytes, self.budgets.lane.pinnable_bytes)
+        beside = self.embedding_bytes + self.kv_host_bytes
+        room = min(self.budgets.host - beside, self.budgets.lane.pinnable_bytes)
         tier = self.layers.pinned_tier(streamed, room)
         if tier is None:
-            raise self.budgets.host_refusal(self.embedding_bytes, self.layers.bytes_around(frozenset()))
+            raise self.budgets.host_refusal(beside, self.layers.bytes_around(frozenset()))
         return tier
 
     def _placements(self, tier: TierPlan, host: TierPlan) -> tuple[LayerPlacement, ...]:

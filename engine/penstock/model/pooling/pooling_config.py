@@ -16,10 +16,11 @@ def pooling_config(config: EngineConfig, spec: ModelSpec, pooling: PoolingSpec) 
     serve only where nothing but the last token's row is wanted. Raises ConfigError."""
     is_whole, config = spec.sees_prompt_both_ways, replace(config, speculation="off")
     if is_whole or pooling.kind != "last":
-        if config.kv_disk is not None:
+        if config.kv_disk is not None or config.kv_host_bytes is not None:
+            flag = "--kv-disk" if config.kv_disk is not None else "--kv-host-memory"
             raise ConfigError(
                 "this model computes each text as a whole, so that kept keys and values serve no other text: "
-                "leave --kv-disk out"
+                f"leave {flag} out"
             )
         config = replace(config, enable_prefix_caching=False)
     if not is_whole:

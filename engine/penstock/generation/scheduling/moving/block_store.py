@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Set
 from typing import NamedTuple, Protocol
 
 
@@ -31,6 +31,11 @@ class Reading(Protocol):
     def end(self) -> set[bytes]:
         """The keys of the blocks that have arrived; no other block is written from now on."""
 
+    @property
+    def by_tier(self) -> dict[str, tuple[Set[bytes], float]]:
+        """By the tier's name: the keys of the blocks that have arrived from there, and in how many
+        seconds."""
+
 
 class Writing(Protocol):
     """Blocks on their way to a store."""
@@ -57,8 +62,8 @@ class BlockStore(Protocol):
         """This block is computed, and may be kept as long as it is unchanged. `parent`: the key of the block
         before it in the text; b"" if there is none."""
 
-    def expected_read_s(self, num_blocks: int) -> float:
-        """What reading so many blocks should take."""
+    def expected_read_s(self, keys: Collection[bytes]) -> float:
+        """What reading these blocks should take."""
 
     def expected_write_s(self, num_blocks: int) -> float:
         """What writing so many blocks should take, if they are written before all others."""

@@ -111,4 +111,4 @@ class Departures:
         return self._store.expected_write_s(len(blocks)) if self._store is not None else 0.0
 
     def _read_s(self, blocks: list[KeptBlock]) -> float:
-        return self._store.expected_read_s(len(blocks)) if self._store is not None else 0.0
+        return self._store.expected_read_s([each.key for each in blocks]) if self._store is not None else 0.0

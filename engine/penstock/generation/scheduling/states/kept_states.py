@@ -5,7 +5,7 @@ pieces are there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Set
+from collections.abc import Callable, Collection, Container, Set
 from typing import NamedTuple, Protocol
 
 from penstock.generation.scheduling.states.state_pool import StatePool
@@ -17,7 +17,7 @@ class PieceStore(Container[bytes], Protocol):
 
     def offer(self, block: int, key: bytes, parent: bytes, is_unchanged: Callable[[], bool]) -> None: ...
 
-    def expected_read_s(self, num_blocks: int) -> float: ...
+    def expected_read_s(self, keys: Collection[bytes]) -> float: ...
 
 
 class ArrivingState(NamedTuple):
@@ -52,14 +52,18 @@ class KeptStates:
         # The last piece gives way first. Most states that are asked for are not there: one hash says so.
         return all(self._pieces.key(key, index) in self._store for index in reversed(range(self.num_pieces)))
 
+    def pieces_of(self, key: bytes) -> list[bytes]:
+        """The keys of the pieces of the state at the end of the block with this key."""
+        return self._pieces.keys(key)
+
     def offer(self, key: bytes, num_tokens: int) -> None:
         """The copy of a state behind so many tokens may be kept, if it is still there, and if reading it
         should take less time than computing the tokens."""
-        copy, compute_s = self._states.watch(key), self._compute_s(num_tokens)
-        if copy is None or 0 < compute_s <= self._store.expected_read_s(self.num_pieces):
+        copy, compute_s, pieces = self._states.watch(key), self._compute_s(num_tokens), self.pieces_of(key)
+        if copy is None or 0 < compute_s <= self._store.expected_read_s(pieces):
             return
         (slot, is_unchanged), parent = copy, key
-        for piece, number in zip(self._pieces.keys(key), self._pieces.of_slot(slot), strict=True):
+        for piece, number in zip(pieces, self._pieces.of_slot(slot), strict=True):
             self._store.offer(number, piece, parent, is_unchanged)
             parent = piece
 
