@@ -87,7 +87,8 @@ def test_keys_and_values_on_the_host(metrics: RequestMetrics, engine: FakeAsyncE
     totals = engine.model.metrics
     totals.prefix_cache_hits = 100
     totals.kv_disk = KVDiskStats(reads=KVDiskReads(num_tokens=16))
-    totals.kv_host = KVDiskStats(1000, 300, 3, True, 5, 500, 6, 0, 0, 400, KVDiskReads(2, 32, 0.25, 1.5))
+    reads = KVDiskReads(num_blocks=2, num_tokens=32, read_s=0.25, saved_s=1.5)
+    totals.kv_host = KVDiskStats(1000, 300, 3, True, 5, 500, 6, 0, 0, 400, reads)
     found = samples(metrics)
     tiers = [found[f"penstock:kv_hit_tokens_total/{tier}"] for tier in ("memory", "host", "disk")]
     assert tiers == [52, 32, 16]
