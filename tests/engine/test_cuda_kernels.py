@@ -127,7 +127,9 @@ def test_launches_through_the_driver(card: PretendedCard) -> None:
     assert mine.linear(x[:0], weight).shape == (0, 40)
 
 
-def test_what_the_driver_refuses_is_said(card: PretendedCard) -> None:
+def test_what_the_driver_refuses_is_said(card: PretendedCard, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = torch.cuda.get_device_properties(0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     with pytest.raises(ConfigError, match=r"cuDeviceGet failed: no such device \(error 101\)"):
         CudaLauncher(torch.device("cuda", 1), b"\x7fELF...")
     with pytest.raises(ConfigError, match="cuModuleLoadData failed: no such image"):

@@ -186,7 +186,7 @@ def test_rates_are_measured_on_the_card_and_kept_for_it(monkeypatch: pytest.Monk
     """Another card of the same name may lie in a slower slot."""
     asked: list[tuple[Measure, DeviceProfile]] = []
 
-    def profile(folder: Path | None, measure: Measure, cache: Any, forced: bool, device: Any, _: bool) -> Any:
+    def profile(folder: Path | None, measure: Measure, cache: Any, forced: bool, device: Any, *_: Any) -> Any:
         asked.append((measure, device))
         return capacities()
 
