@@ -156,6 +156,13 @@ def test_blocks_go_through_the_host_to_the_disk_and_back(model: Path, device: st
         assert store_of(engine, "disk").stats.reads.num_blocks >= 12
 
 
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+def test_recurrent_states_are_refused(device: str, tmp_path: Path) -> None:
+    build("LFM2", tmp_path)
+    with pytest.raises(ConfigError, match="--kv-host-memory .* recurrent states .* leave it out"):
+        load(tmp_path, NARROW, device)
+
+
 def test_slots_of_the_host() -> None:
     """What was used least recently gives way; a slot that is given to another block is not believed."""
     shelf, told = HostShelf(3 * PAGE + 100, PAGE), []
