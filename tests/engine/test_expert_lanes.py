@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,7 @@ from penstock.memory.planning.experts.expert_lanes import (
 from penstock.memory.planning.experts.planned_lanes import planned_lanes
 from penstock.memory.planning.plan import HANDOVER_BYTES
 from penstock.memory.planning.planner import plan_memory
+from penstock.memory.planning.popularity import usual_weights
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
 from penstock.model.shapes import footprint, planned_tensors
@@ -126,12 +128,13 @@ def test_planned_experts_are_those_of_a_step() -> None:
     rates = expert_rates(EXPERTS, MACHINE, 2)
     assert rates is not None
     for num_tokens in (1, 8, 64):
-        demand, _ = planned_lanes(EXPERTS, rates, num_tokens, 1000, 6144)
+        demand, _, num_passes = planned_lanes(EXPERTS, rates, num_tokens, 1000, 6144)
+        assert demand.num_in_ram <= num_passes <= 48 * min(MOST_TOKENS, 8 * num_tokens)
         assert demand.num_in_ram > 0 and demand.num_in_ram + demand.num_missing < demand.num_asked
         assert demand.num_from_disk == pytest.approx(0, abs=1e-6)
-        some, _ = planned_lanes(EXPERTS, rates, num_tokens, 1000, 3000)
+        some, _, _ = planned_lanes(EXPERTS, rates, num_tokens, 1000, 3000)
         assert some.num_missing >= some.num_from_disk > 0 and some.num_in_ram < demand.num_in_ram
-    whole, seconds = planned_lanes(EXPERTS, rates, 8, 6144, 6144)
+    whole, seconds, _ = planned_lanes(EXPERTS, rates, 8, 6144, 6144)
     assert whole.num_in_ram == whole.num_missing == seconds == 0
 
 
@@ -167,3 +170,35 @@ def test_the_handover_takes_the_place_of_some_experts() -> None:
     plan = plan_memory(size, MACHINE, settings)
     assert plan.shares_experts and plan.num_host_expert_slots < size.experts.count
     assert plan.host_budget_bytes - plan.expert_slot_bytes < plan.host_used_bytes <= plan.host_budget_bytes
+
+
+def drawn_step(draw: random.Random, num_tokens: int) -> Counter[int]:
+    """The experts of a layer that tokens choose, by the usual popularity of 128, and for how many tokens."""
+    chosen = Counter[int]()
+    for _ in range(num_tokens):
+        weights = list(usual_weights(EXPERTS.per_layer))
+        for _ in range(8):
+            (number,) = draw.choices(range(len(weights)), weights)
+            chosen[number] += 1
+            weights[number] = 0.0
+    return chosen
+
+
+@pytest.mark.parametrize(("num_tokens", "gain"), [(1, 1.2), (8, 2.2), (32, 2.5)])
+def test_drawn_steps_take_what_is_planned(num_tokens: int, gain: float) -> None:
+    """Layer by layer in virtual time, with the most popular experts on the card. Moving all missing experts,
+    as without the processor, takes `gain` times as long."""
+    rates, draw = expert_rates(EXPERTS, MACHINE, 2), random.Random(1)
+    assert rates is not None
+    num_slots, num_layers = 37 * 48, 60
+    shared = moved = 0.0
+    for _ in range(num_layers):
+        chosen = drawn_step(draw, num_tokens)
+        missing = [ExpertLoad(tokens) for expert, tokens in chosen.most_common() if expert >= 37]
+        card_s = sum(rates.card_s(tokens) for expert, tokens in chosen.items() if expert < 37)
+        number = rates.num_moved(missing, card_s)
+        shared += simulated(rates, missing, set(range(number)), card_s) * 48 / num_layers
+        moved += simulated(rates, missing, set(range(len(missing))), card_s) * 48 / num_layers
+    demand, processor_s, _ = planned_lanes(EXPERTS, rates, num_tokens, num_slots, EXPERTS.count)
+    assert max(processor_s, demand.num_missing * rates.move_s) == pytest.approx(shared, rel=0.25)
+    assert moved > gain * shared

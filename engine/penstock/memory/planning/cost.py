@@ -135,13 +135,11 @@ def predict_step(
     lanes = _lanes(plan, footprint.experts, hardware, rows, num_tokens) if plan.shares_experts else None
     if demand is None:
         demand = lanes.demand if lanes else expert_demand(plan, footprint.experts, num_tokens)
-    processor_s = lanes.seconds_of(demand.num_in_ram) if lanes else 0.0
+    processor_s, num_passes = lanes.of(demand.num_in_ram) if lanes else (0.0, 0.0)
     if plan.kept_share is not None and (work := split_work(plan, footprint, hardware, config, num_tokens)):
         return _shared_step(work, footprint, hardware, num_tokens, num_sampled, rows)
     elements = num_tokens * footprint.token_elements + num_encoded * footprint.encoder_elements
-    if demand.num_in_ram:  # the processor's part of what experts multiply
-        passed = num_tokens * footprint.experts.count_per_token * footprint.experts.elements
-        elements -= int(passed * demand.num_in_ram / demand.num_asked)
+    elements -= min(elements, int(num_passes * footprint.experts.elements))
     moved = _Moved.of(plan, footprint, demand, num_encoded, spilled_bytes)
     terms = _terms(moved, 2 * rows * (elements + num_sampled * footprint.head_elements), hardware)
     if not terms:

@@ -18,11 +18,15 @@ class PlannedLanes(NamedTuple):
     demand: ExpertDemand
     #: The processor's seconds, crossings among them.
     processor_s: float = 0.0
+    #: How often a token passes through an expert that the processor computes.
+    num_passes: float = 0.0
 
-    def seconds_of(self, num_in_ram: float) -> float:
-        """The processor's seconds if it computes so many experts in place of those that are expected."""
+    def of(self, num_in_ram: float) -> tuple[float, float]:
+        """The processor's seconds and passes if it computes so many experts in place of those that are
+        expected."""
         expected = self.demand.num_in_ram
-        return self.processor_s * num_in_ram / expected if expected else 0.0
+        factor = num_in_ram / expected if expected else 0.0
+        return factor * self.processor_s, factor * self.num_passes
 
 
 @lru_cache(maxsize=256)
@@ -60,7 +64,8 @@ def planned_lanes(
     if not computed:
         return PlannedLanes(demand)
     window_s = rates.processor_window_s(computed, rates.move_s * _count(moved))
-    return PlannedLanes(demand, num_layers * (rates.crossings_s + window_s))
+    num_passes = num_layers * sum(each.number * each.num_tokens for each in computed)
+    return PlannedLanes(demand, num_layers * (rates.crossings_s + window_s), num_passes)
 
 
 def _count(experts: Sequence[ExpertLoad]) -> float:
