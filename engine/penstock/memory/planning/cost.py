@@ -149,14 +149,7 @@ def predict_step(
     if processor_s:
         floor_s = max(floor_s, moved.dense_bytes / lane.memory_gbps / 1e9 + waiting_s)
     if lane.products:
-        products_s = sum(
-            product_s(lane.products, *each)
-            for each in (
-                (footprint.decoder_bytes, footprint.layer_elements, rows * num_tokens),
-                (footprint.encoder_bytes, footprint.encoder_elements, rows * num_encoded),
-                (footprint.head_elements, footprint.head_elements, rows * num_sampled),
-            )
-        )
+        products_s = _dense_products_s(lane.products, footprint, rows, num_tokens, num_encoded, num_sampled)
         experts_s = _expert_products_s(lane.products, footprint.experts, demand, rows * num_tokens)
         products_s += max(experts_s, waiting_s)
         copied_bytes = moved.streamed_bytes + 2 * moved.spilled_bytes
@@ -292,6 +285,25 @@ def _disk_gbps(hardware: HardwareProfile) -> float:
 
 def _sum_bytes(layers: Iterable[LayerPlacement]) -> int:
     return sum(layer.num_bytes for layer in layers)
+
+
+def _dense_products_s(
+    products: ProductRates,
+    footprint: ModelFootprint,
+    rows: int,
+    num_tokens: int,
+    num_encoded: int,
+    num_sampled: int,
+) -> float:
+    """Seconds of a step's products but for experts, with `rows` rows for each token."""
+    return sum(
+        product_s(products, *each)
+        for each in (
+            (footprint.decoder_bytes, footprint.layer_elements, rows * num_tokens),
+            (footprint.encoder_bytes, footprint.encoder_elements, rows * num_encoded),
+            (footprint.head_elements, footprint.head_elements, rows * num_sampled),
+        )
+    )
 
 
 def _expert_products_s(
