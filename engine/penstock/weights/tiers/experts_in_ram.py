@@ -12,12 +12,17 @@ from penstock.memory.planning.experts.expert_lanes import ExpertLoad, ExpertRate
 from penstock.spec import UnitKey
 from penstock.weights.tiers.demand_tier import DemandTier, Group
 
+#: Slots of RAM that are never lent: one that the disk fills, and one that the link may still copy from. A layer
+#: gives its experts in RAM back when it has got all others, and these pass through the slots that are left.
+PASSING_SLOTS = 2
+
 
 class ExpertsInRam:
     """`card` and `host` are tiers of the same experts. The card's tier takes its experts from the host's."""
 
     def __init__(self, card: DemandTier, host: DemandTier, rates: ExpertRates) -> None:
         self._card, self._host, self._rates = card, host, rates
+        self._most_lent = max(0, host.num_slots - PASSING_SLOTS)
         #: Experts that were lent since the start.
         self.num_lent = 0
 
@@ -30,7 +35,8 @@ class ExpertsInRam:
             there = self._host.slots.arrived(missing)
             there = [each for each in there if not self._host.slots.has_failed(each[0])]
             rows = [ExpertLoad(tokens[key]) for key, _ in there]
-            lent = there[self._rates.num_moved(rows, card_s) :] if there else []
+            num_moved = max(self._rates.num_moved(rows, card_s), len(there) - self._most_lent)
+            lent = there[num_moved:]
             self._host.slots.lend(lent)
             for _, arrival in lent:
                 arrival.is_lent = False  # to the link, which has none of them
