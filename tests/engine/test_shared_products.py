@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -21,6 +22,7 @@ from penstock.kernels import Matrix, SharedKernels, SplitMatrix, choose_kernels
 from penstock.kernels.cpu import NativeKernels
 from penstock.memory.handover.cuda_handover import CudaHandover
 from penstock.memory.hardware import DeviceProfile, HardwareProfile, capacities
+from penstock.memory.lane import find_lane
 from penstock.weights.checkpoints.int4_form import Int4Form
 from penstock.weights.formats.int4_format import Int4
 from penstock.weights.formats.weight_format import Int8, WeightFormat
@@ -191,6 +193,22 @@ def test_an_error_of_the_processor_ends_the_step(
             engine.generate([[5, 9, 3]], engines.PARAMS)
         monkeypatch.setattr(NativeKernels, "linear", linear)
         assert engine.generate([[5, 9, 3]], engines.PARAMS)
+
+
+@needs_card
+def test_a_result_that_nobody_takes_keeps_its_memory(
+    card: PretendedCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor may still write the results of a step that was given up. A card's allocator would lend
+    their memory at once."""
+    lane = find_lane("cuda")
+    handover = lane.handover()
+    monkeypatch.setattr(handover, "_queue", lambda *_: None)  # the pretended card's queue keeps tensors
+    result = weakref.ref(handover.begin(torch.ones(1, 4, device=lane.torch_device), 4, lambda rows: rows))
+    assert result() is not None
+    handover.join()
+    assert result() is None
+    lane.close()
 
 
 @needs_card

@@ -37,7 +37,8 @@ class CudaHandover:
         self._worker = ThreadPoolExecutor(1, "penstock-beside-card")
         #: What the function computes when it is called next, in the stream's order.
         self._work: deque[Callable[[], None]] = deque()
-        #: Tensors that the stream still reads. Nobody else may get their memory before join().
+        #: Tensors that the stream still reads or writes. Nobody else may get their memory before join(), even
+        #: if the step that they belong to was given up.
         self._held: list[Tensor] = []
         self._failure: BaseException | None = None
 
@@ -45,7 +46,7 @@ class CudaHandover:
         self.check()
         x = x.contiguous()
         y = x.new_empty(x.shape[0], out_features)
-        self._held.append(x)
+        self._held += [x, y]
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(self._device))
         self._stream.wait_event(ready)
