@@ -66,7 +66,7 @@ class PenstockProcess:
     """`penstock serve` on a free port of this machine, without a page and for this machine alone.
 
     url: where it listens. tls: how its own certificate is trusted, True for http. Raises RuntimeError with
-    its last lines if it ends before it listens."""
+    its last lines if it ends before it listens, and OSError if it shows no certificate; then it is ended."""
 
     def __init__(self, args: ReplicaArgs) -> None:
         shares = {"log-level": "info", "threads": max(1, int(args.num_cpus))} | (
@@ -82,7 +82,11 @@ class PenstockProcess:
         self._last: collections.deque[str] = collections.deque(maxlen=20)
         self.url = self._find_url()
         threading.Thread(target=self._pass_on_the_log, daemon=True).start()
-        self.tls = trust(self.url) if self.url.startswith("https:") else True
+        try:
+            self.tls = trust(self.url) if self.url.startswith("https:") else True
+        except BaseException:
+            self.end(timeout_s=0)
+            raise
 
     def _find_url(self) -> str:
         assert self._process.stderr is not None

@@ -95,3 +95,30 @@ def test_no_other_certificate_is_trusted(
             process.end(5)
 
     asyncio.run(refused())
+
+
+#: Speaks no TLS: whoever connects hears nothing but the end.
+SILENT = """
+import socket, sys
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(f"listening at https://127.0.0.1:{server.getsockname()[1]}; loading", file=sys.stderr, flush=True)
+    while True:
+        server.accept()[0].close()
+"""
+
+
+def test_a_process_without_a_certificate_is_ended(
+    replicas: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve starts the next one at once; those before it would fill the machine."""
+    begun = list[subprocess.Popen[str]]()
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        replicas.subprocess, "Popen", lambda *a, **b: begun.append(popen(*a, **b)) or begun[0]
+    )
+    with pytest.raises(OSError):
+        replicas.PenstockProcess(replicas.ReplicaArgs(command=[sys.executable, "-c", SILENT]))
+    try:
+        assert begun[0].wait(10) != 0
+    finally:
+        begun[0].kill()

@@ -12,8 +12,8 @@ from penstock.memory.planning.experts.expert_lanes import ExpertLoad, ExpertRate
 from penstock.spec import UnitKey
 from penstock.weights.tiers.demand_tier import DemandTier, Group
 
-#: Slots of RAM that are never lent: one that the disk fills, and one that the link may still copy from. A layer
-#: gives its experts in RAM back when it has got all others, and these pass through the slots that are left.
+#: Slots of RAM that are never lent: one that the disk fills, and one that the link may still copy from. A
+#: layer gives its experts in RAM back when it has got all others; these pass through the slots that are left.
 PASSING_SLOTS = 2
 
 
