@@ -80,8 +80,8 @@ class Guesses:
         return node
 
     def add_chain(self, token_ids: List[int], num_same: int, first_kind: int | None = None) -> None:
-        """What followed the same `num_same` tokens elsewhere. A guess matters if those before it are right, and
-        then they are the same in both places, too."""
+        """What followed the same `num_same` tokens elsewhere. Where a guess matters, those before it
+        are right: they are the same in both places, too."""
         node = -1
         for number, token_id in enumerate(token_ids):
             kind = kind_of_match(num_same + number)
