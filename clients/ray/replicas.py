@@ -12,10 +12,12 @@ import asyncio
 import collections
 import os
 import re
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
+from urllib.parse import urlsplit
 
 import aiohttp
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -63,7 +65,8 @@ class ReplicaArgs(BaseModel):
 class PenstockProcess:
     """`penstock serve` on a free port of this machine, without a page and for this machine alone.
 
-    url: where it listens. Raises RuntimeError with its last lines if it ends before it listens."""
+    url: where it listens. tls: how its own certificate is trusted, True for http. Raises RuntimeError with
+    its last lines if it ends before it listens."""
 
     def __init__(self, args: ReplicaArgs) -> None:
         shares = {"log-level": "info", "threads": max(1, int(args.num_cpus))} | (
@@ -79,6 +82,7 @@ class PenstockProcess:
         self._last: collections.deque[str] = collections.deque(maxlen=20)
         self.url = self._find_url()
         threading.Thread(target=self._pass_on_the_log, daemon=True).start()
+        self.tls = trust(self.url) if self.url.startswith("https:") else True
 
     def _find_url(self) -> str:
         assert self._process.stderr is not None
@@ -113,6 +117,18 @@ class PenstockProcess:
             self._process.kill()
 
 
+def trust(url: str) -> ssl.SSLContext:
+    """Trusts the certificate that is shown at a url of this machine, and no other one. It may be signed by a
+    private CA, and has the name that clients use, not 127.0.0.1."""
+    at = urlsplit(url)
+    assert at.hostname is not None and at.port is not None
+    shown = ssl.get_server_certificate((at.hostname, at.port), timeout=30)
+    context = ssl.create_default_context(cadata=shown)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself, without its CA
+    return context
+
+
 class Replica:
     """One `penstock serve` process behind Serve's proxy."""
 
@@ -124,7 +140,7 @@ class Replica:
         self._http = aiohttp.ClientSession(
             self._process.url,
             timeout=no_limit,
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._process.tls),
             auto_decompress=False,
         )
         while not await self._answers("/health/ready"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
@@ -19,10 +19,10 @@ from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.executor import Cancelled
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
-from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.pooler import Pooler
 from penstock.generation.prompt_frame import PromptFrame
+from penstock.generation.requests.completion import Completion
 from penstock.generation.requests.generation_request import (
     GenerationRequest,
     PoolingParams,
@@ -58,38 +58,9 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.weights.adapters.loaded_adapters import LoadedAdapters
 from penstock.weights.adapters.targets import Targets
 
+__all__ = ["Completion", "Engine", "ReportProgress"]
+
 ReportProgress = Callable[[int, int], None]
-
-
-@dataclass
-class Completion:
-    """A whole answer."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    #: Of an answer of a beam search: see RequestOutput.
-    score: float | None = None
-    #: The other answers of a beam search, best first; this one is the best.
-    others: list[Completion] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, output: RequestOutput) -> Completion:
-        """An answer that came in one output."""
-        completion = cls()
-        completion.extend(output)
-        return completion
-
-    def extend(self, output: RequestOutput) -> None:
-        self.text += output.text
-        self.token_ids += output.token_ids
-        self.logprobs += output.logprobs
-        self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
-        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
-        self.score, self.others = output.score, [Completion.of(other) for other in output.others]
 
 
 class Engine:
@@ -122,32 +93,17 @@ class Engine:
         self.max_model_len = model.max_model_len - len(model.spec.soft_prompt)
         #: How the model makes vectors or scores; None for a model that writes.
         self.pooling = model.pooling
-        self.sampler: Sampler | Pooler = (
-            Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids, model.spec.never_first)
-            if model.pooling is None
-            else Pooler(model.pooling)
-        )
+        self.sampler = _sampler(model)
         self.grammars = GrammarCompiler(model.tokenizer, model.spec.vocab_size)
         #: The adapters (LoRA) that requests may have.
         self.adapters = LoadedAdapters(functools.partial(_targets, model), config.adapter_bytes or 0)
-        room = BeamRoom(config.max_num_seqs, plan.num_kv_blocks, config.block_size)
-        self.limits = RequestLimits(
-            model.spec,
-            self.max_model_len,
-            model.is_context_cut,
-            self.grammars,
-            room,
-            config.max_num_batched_tokens,
-            model.pooling,
-        )
+        self.limits = self._limits()
         #: How the model is asked to complete a text and to fill in blanks.
         self.forms = PromptForms(model.tokenizer, model.spec.has_encoder)
         #: Knows the other machines that compute this model's layers; None: this machine computes all.
         self.leader = leader
         predict = predict if leader is None else leader.predict(predict)
-        cache = model.executor.kv_cache
-        spill = cache.stats if isinstance(cache, SpilledKVCache) else None
-        self.meter = StepMeter(plan, model.streamer, predict, config.max_num_seqs, spill)
+        self.meter = _meter(model, plan, config, predict)
         self.metrics = self.meter.metrics
         #: Keeps blocks of keys and values beyond the KV cache, if the config asks for that.
         self.kv_tiers = kv_tiers
@@ -156,12 +112,33 @@ class Engine:
         self.kv_disk = kv_tiers.find("disk") if kv_tiers is not None else None
         self._publisher = publisher
         self._block_log = BlockLog(config.block_size) if publisher is not None else None
-        self.metrics.kv_events = publisher.stats if publisher is not None else None
         blocks = self._block_manager(kv_tiers)
         if config.draft_with_planes:
             check_planes(model, plan)
             self.draft_model = PlanesDrafter(model, blocks, config.max_num_seqs, predict)
-        self.scheduler = Scheduler(
+        self.scheduler = self._scheduler(blocks, drafter)
+        self._follow_tiers()
+        frame = PromptFrame.of(model.spec, model.pooling)
+        self.requests = RequestTable(self.scheduler, self.tokenizer, self.grammars, self.max_model_len, frame)
+        #: Has the steps on their way through several machines.
+        self.piped = self._pipe(leader) if leader is not None else None
+
+    def _limits(self) -> RequestLimits:
+        model, config = self.model, self.config
+        room = BeamRoom(config.max_num_seqs, self.plan.num_kv_blocks, config.block_size)
+        return RequestLimits(
+            model.spec,
+            self.max_model_len,
+            model.is_context_cut,
+            self.grammars,
+            room,
+            config.max_num_batched_tokens,
+            model.pooling,
+        )
+
+    def _scheduler(self, blocks: BlockManager, drafter: Drafter | None) -> Scheduler:
+        model, config = self.model, self.config
+        return Scheduler(
             blocks,
             config.max_num_seqs,
             config.max_num_batched_tokens,
@@ -169,17 +146,17 @@ class Engine:
             self.meter.predict_s,
             model.spec.rope,
             NO_DRAFTS if model.pooling else drafter or _drafter(config, self.meter, self.draft_model),
-            1 if leader is None else leader.nodes.num_nodes,
+            1 if self.leader is None else self.leader.nodes.num_nodes,
         )
+
+    def _follow_tiers(self) -> None:
+        """Count what the tiers and the publisher do, and let the tiers know when there is no work."""
+        self.metrics.kv_events = self._publisher.stats if self._publisher is not None else None
         self.metrics.kv_host = self.kv_host.stats if self.kv_host is not None else None
         self.metrics.kv_disk = self.kv_disk.stats if self.kv_disk is not None else None
         scheduler = self.scheduler
-        for store in kv_tiers or ():
+        for store in self.kv_tiers or ():
             store.is_idle = lambda: not scheduler.has_work
-        frame = PromptFrame.of(model.spec, model.pooling)
-        self.requests = RequestTable(self.scheduler, self.tokenizer, self.grammars, self.max_model_len, frame)
-        #: Has the steps on their way through several machines.
-        self.piped = self._pipe(leader) if leader is not None else None
 
     def _pipe(self, leader: Leader) -> PipedSteps:
         assert isinstance(self.sampler, Sampler), "a model that pools is refused before"
@@ -419,6 +396,18 @@ class Engine:
             for request_id in completions:
                 self.abort(request_id)
         return list(completions.values())
+
+
+def _sampler(model: Model) -> Sampler | Pooler:
+    if model.pooling is not None:
+        return Pooler(model.pooling)
+    return Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids, model.spec.never_first)
+
+
+def _meter(model: Model, plan: MemoryPlan, config: ResolvedConfig, predict: Predict) -> StepMeter:
+    cache = model.executor.kv_cache
+    spill = cache.stats if isinstance(cache, SpilledKVCache) else None
+    return StepMeter(plan, model.streamer, predict, config.max_num_seqs, spill)
 
 
 def _drafter(config: EngineConfig, meter: StepMeter, draft_model: Guesser | None) -> Drafter:

@@ -32,6 +32,7 @@ from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.memory.lane import Lane, find_lane
 from penstock.memory.pages import round_up
 from penstock.memory.planning.cost import Predict, predict_step
+from penstock.memory.planning.experts.expert_lanes import expert_rates
 from penstock.memory.planning.kv_blocks import USUAL_TOKENS, context
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
 from penstock.memory.planning.planner import plan_memory
@@ -253,7 +254,8 @@ def begin_reading(
         reader = StoreReader(opened.store, resolved.num_threads, direct, lane.allocate_end)
         undo.callback(reader.close)
         share_of = streamed_share(plan, size, hardware, resolved)
-        sharing = Sharing.of(plan, opened.store.tensors, reader, kernels, lane, resolved, share_of)
+        rates = expert_rates(size.experts, hardware, resolved.rows_per_token)
+        sharing = Sharing.of(plan, opened.store.tensors, reader, kernels, lane, resolved, share_of, rates)
         undo.callback(sharing.reader.close)
         executor, streamer = _begin_reading(
             opened,
@@ -424,7 +426,9 @@ def _begin_reading(
     has_head = shared is None or shared.head is None
     embedding_there, head_there = map(reader.begin, ends if has_head else map(beside_shared, ends))
     lane.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
-    streamer = LayerStreamer(sharing.tensors, sharing.reader, lane, plan.tiers, uses, sharing.rows)
+    streamer = LayerStreamer(
+        sharing.tensors, sharing.reader, lane, plan.tiers, uses, sharing.rows, sharing.expert_rates
+    )
     undo.callback(streamer.close)
     with _room_for("the tables of its positions", lane):
         family = opened.family(spec, sharing.kernels, config.max_model_len, lane.torch_device)

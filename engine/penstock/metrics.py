@@ -75,7 +75,7 @@ class KVDiskStats:
 @dataclass
 class KVEventStats:
     """Batches of events for routers (--kv-events-config) since the start: those that were sent, their bytes,
-    and those that were lost since too many waited."""
+    and those that were lost, since too many waited or since they could not be sent."""
 
     sent_batches: int = 0
     sent_bytes: int = 0

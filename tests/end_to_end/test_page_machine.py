@@ -25,11 +25,13 @@ from .browser import OpenPage, answer, expect, say, serving, wait_until_done
 from .server_process import ServerProcess
 
 
-def planned_engine(card: str | None = None, shape: str = "solar-10.7b") -> FakeAsyncEngine:
+def planned_engine(
+    card: str | None = None, shape: str = "solar-10.7b", kv_host_bytes: int | None = None
+) -> FakeAsyncEngine:
     """A fake that claims to be a model of that shape planned into 6 GiB on an invented machine."""
     hardware = HardwareProfile(2, 24 << 30, 20 << 30, 40.0, 1500.0, DiskProfile(2.0, 4 << 20, 4, True))
     hardware = replace(hardware, device=find_card(card)) if card else hardware
-    config = EngineConfig(host_memory_bytes=6 << 30)
+    config = EngineConfig(host_memory_bytes=6 << 30, kv_host_bytes=kv_host_bytes)
     size = footprint_of(find_shape(shape), config)
     engine = FakeAsyncEngine()
     plan = engine.model.plan = plan_memory(size, hardware, config)
@@ -59,6 +61,21 @@ def test_what_came_from_disk_is_shown(open_page: OpenPage) -> None:
         kept = open_page(url).locator(".reading", has_text="Tokens from disk")
         expect(kept).to_contain_text("4,800")
         expect(kept).to_contain_text(re.compile("75.* s saved; .* kept"))
+
+
+def test_what_came_from_ram_is_shown(open_page: OpenPage) -> None:
+    engine = planned_engine(card="RTX 3060 12GB", kv_host_bytes=1 << 30)
+    reads = KVDiskReads(num_blocks=3, num_tokens=4800, read_s=0.5, saved_s=75.0)
+    engine.model.metrics.kv_host = KVDiskStats(limit_bytes=1 << 30, num_bytes=1 << 28, reads=reads)
+    with serving(engine) as url:
+        page = open_page(url)
+        kept = page.locator(".reading", has_text="Tokens from RAM")
+        expect(kept).to_contain_text("4,800")
+        expect(kept).to_contain_text(re.compile("75.* s saved; .* kept"))
+        expect(page.locator(".reading", has_text="Tokens from disk")).to_have_count(0)
+        page.get_by_role("button", name="What lies where").click()
+        row = page.get_by_role("row", name=re.compile("keys and values RAM"))
+        expect(row).to_contain_text("kept for texts that come again")
 
 
 def test_a_sweep_passes_over_the_layers(open_page: OpenPage) -> None:

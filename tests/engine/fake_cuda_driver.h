@@ -1,6 +1,7 @@
 /* The driver's functions that the engine calls, with the emulated kernels behind them, for one device of several. Being C,
  * they see what ctypes really passes. */
 #include <map>
+#include <mutex>
 #include <string>
 
 typedef void (*EmulatedKernel)(unsigned, unsigned, unsigned, unsigned, void **, int);
@@ -18,6 +19,8 @@ static thread_local void *current_context;
 static thread_local bool has_used_torch;
 /* Host memory that is pinned: whole pages, first byte -> the one after the last. */
 static std::map<uintptr_t, uintptr_t> registered;
+/* Threads pin and ask at once: ctypes holds no lock of Python's during a call. */
+static std::mutex registering;
 
 enum {
     INVALID_VALUE = 1,
@@ -75,12 +78,14 @@ DRIVER cuMemHostRegister_v2(void *address, size_t num_bytes, unsigned flags) {
     const uintptr_t begin = (uintptr_t)address / PAGE * PAGE;
     const uintptr_t end = ((uintptr_t)address + num_bytes + PAGE - 1) / PAGE * PAGE;
     if (!num_bytes || flags > 1) return INVALID_VALUE;
+    const std::lock_guard<std::mutex> guard(registering);
     for (const auto &[other, other_end] : registered)
         if (begin < other_end && other < end) return ALREADY_REGISTERED;
     registered[begin] = end;
     return 0;
 }
 DRIVER cuMemHostUnregister(void *address) {
+    const std::lock_guard<std::mutex> guard(registering);
     return registered.erase((uintptr_t)address / PAGE * PAGE) ? 0 : NOT_REGISTERED;
 }
 DRIVER cuGetErrorString(int code, const char **text) {
@@ -96,14 +101,19 @@ EXPORT void *fake_stream() { return &the_stream; }
 EXPORT const char *fake_kernel_name(void *function) { return ((Emulated *)function)->name; }
 EXPORT const char *fake_kernel_kinds(void *function) { return ((Emulated *)function)->kinds; }
 EXPORT void fake_use_of_torch() { has_used_torch = true; }
-EXPORT unsigned fake_num_registered() { return registered.size(); }
+EXPORT unsigned fake_num_registered() {
+    const std::lock_guard<std::mutex> guard(registering);
+    return registered.size();
+}
 EXPORT int fake_is_registered(void *address, size_t num_bytes) {
+    const std::lock_guard<std::mutex> guard(registering);
     auto after = registered.upper_bound((uintptr_t)address);
     return after != registered.begin() && (uintptr_t)address + num_bytes <= (--after)->second;
 }
 EXPORT void fake_reset(int ordinal, int count) {
     the_ordinal = ordinal;
     num_devices = count;
-    registered.clear();
     current_context = nullptr;
+    const std::lock_guard<std::mutex> guard(registering);
+    registered.clear();
 }

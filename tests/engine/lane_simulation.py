@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.memory.planning.experts.expert_lanes import ExpertRates
 from penstock.memory.planning.product_split import SplitStep
 
 
@@ -81,3 +82,24 @@ def step_seconds(
     ):  # what the next step finds has to be there as well
         idle(link.next_stop_s)
     return time
+
+
+def experts_seconds(
+    rates: ExpertRates, experts: list[tuple[float, float]], moved: set[int], card_s: float
+) -> float:
+    """Seconds of a layer's experts that lie in RAM, each with its seconds on the processor and on the card,
+    of which some are `moved`. The link brings these one after the other. The card computes each when it is
+    there, after its own experts (`card_s`). The processor computes the others one after the other, and reads
+    with what the link leaves of the RAM's rate."""
+    link_s = len(moved) * rates.num_bytes / rates.link_bps
+    card_free = card_s
+    for place, number in enumerate(sorted(moved), 1):
+        card_free = max(card_free, place * rates.num_bytes / rates.link_bps) + experts[number][1]
+    others = [own for number, (own, _) in enumerate(experts) if number not in moved]
+    time = rates.crossings_s if others else 0.0
+    for own in others:
+        rate = rates.num_bytes / own
+        slow = min(rate, max(0.0, rates.memory_bps - rates.link_bps)) / rate
+        beside_link = max(0.0, link_s - time)
+        time += own / slow if own <= slow * beside_link else own + (1 - slow) * beside_link
+    return max(time, card_free)

@@ -41,5 +41,5 @@ def test_it_answers_alike_with_few_experts_in_memory() -> None:
     with Engine.load("demo-moe", replace(SMALL, host_memory_bytes=plan.host_used_bytes - spared)) as engine:
         assert engine.plan.num_expert_slots == 30
         assert answers(engine, [FOX], 40) == story
-        num_asked, num_missed, _ = engine.streamer.tiers.expert_counts
+        num_asked, num_missed, *_ = engine.streamer.tiers.expert_counts
         assert 96 < num_missed < num_asked

@@ -331,6 +331,34 @@ def test_what_waits_too_long_is_lost_counted_and_seen(
     assert stored == SaltedStored(hashes, None, list(range(16)), 16, 7, "GPU", "poet", [("ab",)])
 
 
+def test_an_error_costs_one_batch_and_is_told_once(
+    config: KVEventsConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = Publisher(config, SIZE)
+    pack, replay, replays = publisher._pack, Publisher._replay, list[object]()
+
+    def fail_at_first(self: Publisher, frames: list[bytes]) -> None:
+        replays.append(frames)
+        (replay if len(replays) > 1 else _fail)(self, frames)
+
+    monkeypatch.setattr(Publisher, "_replay", fail_at_first)
+    monkeypatch.setattr(publisher, "_pack", _fail)
+    publisher.publish([AllCleared()])
+    publisher.publish([AllCleared()])
+    while publisher.stats.dropped_batches < 2 and publisher._thread.is_alive():
+        time.sleep(0.002)
+    monkeypatch.setattr(publisher, "_pack", pack)
+    publisher.publish([AllCleared()])
+    with Router(config) as router:
+        router.replay.send_multipart([b"", bytes(8)])  # to nobody
+        while not replays and publisher._thread.is_alive():
+            time.sleep(0.002)
+        assert [number for number, _ in router.asked(0)] == [2]
+    publisher.close()
+    assert (publisher.stats.sent_batches, publisher.stats.dropped_batches) == (1, 2)
+    assert caplog.text.count("could not be sent") == caplog.text.count("Traceback") == 1
+
+
 def test_a_slow_client_gets_a_whole_replay(config: KVEventsConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than ZeroMQ holds of itself for a client that does not read: 1000 messages on each side."""
     is_sent, replay = threading.Event(), Publisher._replay

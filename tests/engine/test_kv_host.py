@@ -21,7 +21,7 @@ from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.memory.hardware import DeviceProfile, HardwareProfile
-from penstock.memory.kv_disk.kv_store import KVStore
+from penstock.memory.kv_disk.kv_store import NUM_BUFFERS, KVStore
 from penstock.memory.kv_disk.record import NO_KEY
 from penstock.memory.kv_host.host_shelf import HostShelf
 from penstock.memory.planning.kv_blocks import KVBlocks
@@ -154,6 +154,26 @@ def test_blocks_go_through_the_host_to_the_disk_and_back(model: Path, device: st
     with load(model, replace(settings, kv_host_bytes=None), device) as engine:  # the disk alone
         assert one_by_one(engine, asked) == expected
         assert store_of(engine, "disk").stats.reads.num_blocks >= 12
+
+
+@on_a_card
+def test_buffers_are_pinned_on_any_card(model: Path, tmp_path: Path) -> None:
+    with engines.card_with_kernels(number=1, num_cards=2) as card:
+        with load(model, replace(NARROW, kv_disk=str(tmp_path / "kv")), "cuda:1") as engine:
+            for store in (store_of(engine, "host"), store_of(engine, "disk")):
+                waiting = store._reads._buffers
+                buffers = [store._buffer, *(waiting.get() for _ in range(waiting.qsize()))]
+                assert len(buffers) == NUM_BUFFERS and all(map(card.is_pinned, buffers))
+                for buffer in buffers[1:]:
+                    waiting.put(buffer)
+        assert not card.strayed and card.driver.num_registered == 0
+
+
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+def test_recurrent_states_are_refused(device: str, tmp_path: Path) -> None:
+    build("LFM2", tmp_path)
+    with pytest.raises(ConfigError, match="--kv-host-memory .* recurrent states .* leave it out"):
+        load(tmp_path, NARROW, device)
 
 
 def test_slots_of_the_host() -> None:

@@ -93,7 +93,7 @@ def test_missing_and_evicted_experts_change_no_bit(name: str, num_slots: int, tm
     with Engine.load(tmp_path / "int8", small, tokenizer=Ids()) as engine:
         assert engine.plan.num_expert_slots == num_slots
         together = arriving(engine, dice, asked)
-        num_asked, num_missed, _ = engine.streamer.tiers.expert_counts
+        num_asked, num_missed, *_ = engine.streamer.tiers.expert_counts
         assert engine.plan.num_expert_slots < num_missed <= num_asked  # some came more than once
     for mine, expected in zip(together, alone, strict=True):
         assert (mine.token_ids, mine.logprobs) == (expected.token_ids, expected.logprobs)
@@ -172,7 +172,7 @@ class Arriving(LayerWeights):
         super().__init__({})
         self._experts, self._order, self._at_once = experts, order, at_once
 
-    def expert_groups(self, numbers: Sequence[int]) -> Iterator[ExpertGroup]:
+    def expert_groups(self, numbers: Sequence[int], _: Sequence[int]) -> Iterator[ExpertGroup]:
         there = [(number, self._experts[number]) for number in self._order if number in numbers]
         yield from (there[i : i + self._at_once] for i in range(0, len(there), self._at_once))
 

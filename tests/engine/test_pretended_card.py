@@ -130,6 +130,21 @@ def test_copies_from_pinned_memory_are_as_late_as_allowed(card: PretendedCard) -
         target.add_(1)
 
 
+def test_threads_pin_at_once(card: PretendedCard) -> None:
+    """As an engine does that begins to copy while its last buffers are pinned."""
+
+    def pin(number: int) -> bool:
+        card.driver.fake_use_of_torch()
+        pages = [ctypes.c_void_p((1000 * number + page) << 13) for page in range(1, 400)]
+        pinned = [card.driver.cuMemHostRegister_v2(page, ctypes.c_size_t(64), 1) == 0 for page in pages]
+        known = [card.driver.fake_is_registered(page, ctypes.c_size_t(64)) for page in pages]
+        return all(pinned + known + [card.driver.cuMemHostUnregister(page) == 0 for page in pages])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(pin, range(1, 9)))
+    assert card.driver.num_registered == 0
+
+
 def test_memory_that_nobody_wrote_looks_like_it(card: PretendedCard) -> None:
     x = torch.zeros(4, device="cuda")
     for made in (torch.empty(4, device="cuda"), x.new_empty(4), torch.empty_like(x)):

@@ -236,6 +236,9 @@ def report(told: list[Told]) -> None:
         "leader": [each.leader for each in told if each.kind not in (LEADER_KILLED, BOTH_KILLED)],
     }
     for name, held in lives.items():
+        if not held:
+            print(f"{name}: killed in every round")
+            continue
         print(f"{name}, {len(held)} rounds: {_words(held[0])} at first, {_words(held[-1])} at last")
         assert held[-1].num_files <= held[0].num_files + 1, "files are left open"
     print(f"{len(told)} rounds, no wrong answer, no blocks left")

@@ -4,9 +4,24 @@ error, and nothing is left of it. `killed_machines.py` is the long form."""
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
-from .killed_machines import LEADER_KILLED, WORKER_KILLED, Round, answers_of_one, check, questions, running
+import pytest
+
+from .killed_machines import (
+    BOTH_KILLED,
+    LEADER_KILLED,
+    WORKER_KILLED,
+    Round,
+    Told,
+    answers_of_one,
+    check,
+    questions,
+    report,
+    running,
+)
+from .real_machines import Held
 
 
 def test_machines_that_fail_under_load(tiny_llama: Path) -> None:
@@ -20,6 +35,17 @@ def test_machines_that_fail_under_load(tiny_llama: Path) -> None:
             each_round.run(kind, bodies, expected, delay_s=0.1)
         assert machines.worker.holds().num_files <= before.num_files + 1
         each_round.run(WORKER_KILLED, bodies, expected, delay_s=0.1)
+
+
+@pytest.mark.parametrize("kinds", [[], [WORKER_KILLED], [LEADER_KILLED], [BOTH_KILLED], ["other"] * 2])
+def test_the_report_of_few_rounds(kinds: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    held = Held(num_threads=9, num_files=20, num_bytes=10**8)
+    report([Told(kind, Counter({"answered": 8}), 2.0, held, held) for kind in kinds])
+    told = capsys.readouterr().out
+    assert f"{len(kinds)} rounds, no wrong answer" in told
+    assert (
+        told.count("killed in every round") == {BOTH_KILLED: 2, "other": 0}.get(kinds[0], 1) if kinds else 2
+    )
 
 
 def test_probes_and_requests_while_a_worker_is_away(tiny_llama: Path) -> None:

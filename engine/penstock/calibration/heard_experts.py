@@ -43,15 +43,15 @@ class HeardExperts:
         self._rows: dict[int, list[Tensor]] = {}
         self._is_heard = False
 
-    def silent(self, numbers: Sequence[int]) -> Iterator[ExpertGroup]:
+    def silent(self, numbers: Sequence[int], _: Sequence[int] = ()) -> Iterator[ExpertGroup]:
         """Experts that give zeros."""
         yield from self._group(numbers, lambda number, rows: self._zeros(rows))
 
-    def hearing(self, numbers: Sequence[int]) -> Iterator[ExpertGroup]:
+    def hearing(self, numbers: Sequence[int], _: Sequence[int] = ()) -> Iterator[ExpertGroup]:
         """Experts that keep their rows. The pieces of the text must come in their order."""
         yield from self._group(numbers, self._keep)
 
-    def answering(self, numbers: Sequence[int]) -> Iterator[ExpertGroup]:
+    def answering(self, numbers: Sequence[int], _: Sequence[int] = ()) -> Iterator[ExpertGroup]:
         """Experts that give what answer() has got, piece by piece in the order in which they were heard."""
         yield from self._group(numbers, lambda number, rows: self._rows[number].pop(0))
 

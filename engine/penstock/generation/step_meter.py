@@ -57,7 +57,7 @@ class StepMeter:
         self._known_s: dict[int, float] = {}
         self._expected_bytes = 0
         self._spill = kv_spill or KVSpillStats()
-        self._mark = StepMark(0.0, 0, 0.0, (0, 0, 0), 0)
+        self._mark = StepMark(0.0, 0, 0.0, (0, 0, 0, 0), 0)
 
     def expect_spilled(self, num_bytes: int) -> None:
         """The next step moves so many bytes of keys and values that are on disk (--kv-spill)."""

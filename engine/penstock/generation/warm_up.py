@@ -151,7 +151,7 @@ class _LargestTwice:
         experts = [unit for unit in self._units if unit.key.stack == stack and unit.key.expert is not None]
         expert = max(experts, key=_num_bytes).tensors if experts else ()
 
-        def ask(numbers: Iterable[int]) -> Iterator[ExpertGroup]:
+        def ask(numbers: Iterable[int], _: Iterable[int]) -> Iterator[ExpertGroup]:
             weights = _unread(expert, self.torch_device)
             yield [(number, weights) for number in numbers]
 

@@ -37,7 +37,8 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import ForwardingKernels, Kernels, KernelTraits
 from penstock.kernels.reference import ReferenceKernels
-from penstock.kernels.shared.shared_kernels import Handover, SharedKernels
+from penstock.kernels.shared.handover import Handover
+from penstock.kernels.shared.shared_kernels import SharedKernels
 from penstock.kernels.shared.split_matrix import SplitMatrix
 
 logger = logging.getLogger(__name__)

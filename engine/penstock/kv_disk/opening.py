@@ -54,7 +54,7 @@ def open_kv_tiers(
         return None
     lane, cache = model.streamer.lane, model.executor.kv_cache
     tier = Tier("disk", threading.Condition())
-    if lane.choice == "cuda":
+    if lane.torch_device.type == "cuda":
         tier = replace(tier, make_buffer=functools.partial(_pinned, lane.memories[0]))
     if not plan.kv_host_bytes:
         return KVTiers([_open_disk(model, plan, config, disk, tier)])

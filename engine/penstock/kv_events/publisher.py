@@ -3,7 +3,8 @@
 Subscribers of the PUB socket get (topic, sequence number in 8 bytes, batch). Who asks the ROUTER socket for a
 number gets the batches from that number on that are still kept, and then the number -1 with an empty batch.
 One thread has the sockets. A step never waits for it: batches that its queue has no room for are lost, and
-since they have had their numbers, subscribers see the gap."""
+since they have had their numbers, subscribers see the gap. An error costs the batch or the replay that met
+it; the log tells of the first one."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from penstock.config import KVEventsConfig
@@ -53,6 +54,8 @@ class Publisher:
         self._kept = deque[tuple[int, bytes]](maxlen=config.buffer_steps)
         self._topic = config.topic.encode()
         self._closes_at_s: float | None = None
+        self._has_failed = False
+        self._counting = threading.Lock()
         self._sockets: list[Any] = []
         try:
             self._publishing = self._open_publishing()
@@ -78,7 +81,7 @@ class Publisher:
                     "the sequence numbers. A larger max_queue_size keeps more",
                     self._config.max_queue_size,
                 )
-            self.stats.dropped_batches += 1
+            self._count_dropped()
 
     def close(self) -> None:
         """Send what is left, within CLOSE_S, and close the sockets."""
@@ -130,12 +133,35 @@ class Publisher:
                 batch = self._queue.get(timeout=None if self._replaying is None else _LOOK_S)
             except queue.Empty:
                 batch = None
-            if batch is not None:
-                self._send(batch)
-            elif self._closes_at_s is not None:
+            if batch is None and self._closes_at_s is not None:
                 return
-            while self._replaying is not None and self._replaying.poll(0):
-                self._replay(self._replaying.recv_multipart())
+            if batch is not None and not self._try(self._send, batch):
+                self._count_dropped()
+            if self._replaying is not None:
+                self._try(self._answer_replays)
+
+    def _try(self, action: Callable[..., None], *given: _Batch) -> bool:
+        """Whether there was no error. Without this thread, all later batches would be lost."""
+        try:
+            action(*given)
+        except Exception:
+            if not self._has_failed:
+                logger.exception(
+                    "--kv-events-config: events could not be sent. The engine goes on, subscribers see a gap "
+                    "in the sequence numbers, and kv_events_dropped_batches counts what is lost from now on"
+                )
+            self._has_failed = True
+            return False
+        return True
+
+    def _count_dropped(self) -> None:
+        """On either thread."""
+        with self._counting:
+            self.stats.dropped_batches += 1
+
+    def _answer_replays(self) -> None:
+        while self._replaying.poll(0):
+            self._replay(self._replaying.recv_multipart())
 
     def _send(self, batch: _Batch) -> None:
         payload = self._pack(wire.batch(batch.events, batch.time_s, self._block_size))

@@ -89,6 +89,10 @@ class Handover(Protocol):
 
     def join(self) -> None: ...
 
+    def then(self, function: Callable[[], None]) -> None:
+        """Have a thread of the host call `function` when everything that was begun so far is computed. Nobody
+        waits."""
+
 
 class Lane(Protocol):
     """A place that computes."""

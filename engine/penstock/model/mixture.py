@@ -248,7 +248,7 @@ def blend(
     if scales_inputs:
         x, tokens = x[tokens] * routed.scores.view(-1, 1)[order], torch.arange(len(order), device=x.device)
     parts = x.new_empty(len(order), x.shape[1])
-    for group in weights.expert_groups(list(spans)):
+    for group in weights.expert_groups(list(spans), [end - first for first, end in spans.values()]):
         if meanwhile is not None:
             meanwhile()
             meanwhile = None

@@ -64,8 +64,8 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout | None
 
 
 def _matrices(spec: ModelSpec, tensors: ModelTensors) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """ModelFootprint.matrices. Experts, encoders, planes, latents, recurrences, matrices in several formats
-    or with inputs in another order, and other people's layers are not shared yet."""
+    """ModelFootprint.matrices. The dense layers of mixtures, encoders, planes, latents, recurrences, matrices
+    in several formats or with inputs in another order, and other people's layers are not shared yet."""
     is_plain = not (tensors.num_encoder_layers or spec.state_bytes or spec.num_experts_per_token)
     is_plain = is_plain and spec.implementation == "penstock" and not spec.latent_dim
     layers = [[tensor for tensor in unit.tensors if tensor.is_matrix] for unit in tensors.units]

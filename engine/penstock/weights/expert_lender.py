@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from torch import Tensor
 
-from penstock.memory.lane import Link
+from penstock.memory.lane import Handover, Link
 from penstock.spec import UnitKey
 from penstock.weights.layer_weights import ExpertGroup, LayerWeights
 from penstock.weights.tensors import Unit
 from penstock.weights.tiers.demand_tier import DemandTier, Group
+from penstock.weights.tiers.experts_in_ram import ExpertsInRam
 from penstock.weights.tiers.tier import Arrival
 
 #: Names, shapes and formats of an expert's tensors. Experts with the same form have the same views of a
@@ -21,10 +23,19 @@ Form = tuple[object, ...]
 class ExpertLender:
     """Lends experts in groups. One group at a time is in use."""
 
-    def __init__(self, units: Mapping[UnitKey, Unit], tier: DemandTier, link: Link) -> None:
+    def __init__(
+        self,
+        units: Mapping[UnitKey, Unit],
+        tier: DemandTier,
+        link: Link,
+        in_ram: ExpertsInRam | None = None,
+        handover: Handover | None = None,
+    ) -> None:
+        """`in_ram`: the processor computes some experts beside a card, by what `handover` brings."""
         self._units = units
         self._tier = tier
         self._link = link
+        self._in_ram, self._handover = in_ram, handover
         #: The form of each expert that was lent. Equal forms are one object.
         self._forms: dict[UnitKey, Form] = {}
         self._known: dict[Form, Form] = {}
@@ -32,13 +43,35 @@ class ExpertLender:
         self._keys: dict[UnitKey, list[UnitKey]] = {}
         #: The views of each slot. Experts come and go, and the number of slots and forms is small.
         self._views: dict[tuple[int, int], LayerWeights] = {}
+        #: The same for slots in RAM, beside a card.
+        self._views_in_ram: dict[tuple[int, int], LayerWeights] = {}
         #: Sweeps that began. What a sweep that was given up has lent belongs to the next one.
         self.num_sweeps = 0
 
-    def groups(self, layer: UnitKey, numbers: Sequence[int]) -> Iterator[ExpertGroup]:
+    def groups(
+        self, layer: UnitKey, numbers: Sequence[int], num_tokens: Sequence[int]
+    ) -> Iterator[ExpertGroup]:
         """LayerWeights.expert_groups() of a layer."""
+        keys = self._keys_of(layer, numbers)
+        if self._in_ram is None or not num_tokens:
+            yield from self._nearest(keys)
+            return
+        lent = self._in_ram.lend(keys, num_tokens)
+        try:
+            if lent:
+                yield [(key.expert or 0, self._weights_in_ram(key, arrival)) for key, arrival in lent]
+            taken = {key for key, _ in lent}
+            yield from self._nearest([key for key in keys if key not in taken])
+            if lent:
+                yield []
+        finally:
+            if lent and self._handover is not None:
+                self._handover.then(partial(self._in_ram.give_back, lent))
+
+    def _nearest(self, keys: Sequence[UnitKey]) -> Iterator[ExpertGroup]:
+        """Experts that are computed on the lane itself."""
         tier, this_sweep, stalled_before = self._tier, self.num_sweeps, self._tier.stall_s
-        for group in tier.gather(self._keys_of(layer, numbers)):
+        for group in tier.gather(keys):
             self._acquire(group, tier.stall_s - stalled_before)
             try:
                 yield [(key.expert or 0, self._weights(key, arrival)) for key, arrival in group]
@@ -60,6 +93,7 @@ class ExpertLender:
     def close(self) -> None:
         """Forget the views, which keep buffers."""
         self._views.clear()
+        self._views_in_ram.clear()
 
     def _acquire(self, group: Group, waited_s: float) -> None:
         for _, arrival in group:
@@ -79,13 +113,24 @@ class ExpertLender:
             arrival.views = self._views_of(key, arrival.buffer)
         return arrival.views
 
+    def _weights_in_ram(self, key: UnitKey, arrival: Arrival) -> LayerWeights:
+        """What _weights() gives, for the processor beside a card."""
+        place = self._place(key, arrival.buffer)
+        if place not in self._views_in_ram:
+            views = LayerWeights.views(self._units[key].layout, arrival.buffer)
+            self._views_in_ram[place] = views.in_ram()
+        return self._views_in_ram[place]
+
     def _views_of(self, key: UnitKey, buffer: Tensor) -> LayerWeights:
         """Views of an expert, made once for each slot: a dozen views take a tenth of a millisecond."""
-        form = self._forms.get(key) or self._form(key)
-        place = id(form), buffer.data_ptr()
+        place = self._place(key, buffer)
         if place not in self._views:
             self._views[place] = LayerWeights.views(self._units[key].layout, buffer)
         return self._views[place]
+
+    def _place(self, key: UnitKey, buffer: Tensor) -> tuple[int, int]:
+        """A form and a slot."""
+        return id(self._forms.get(key) or self._form(key)), buffer.data_ptr()
 
     def _form(self, key: UnitKey) -> Form:
         form: Form = tuple((each.name, each.shape, each.format) for each in self._units[key].tensors)

@@ -10,14 +10,14 @@ from functools import cached_property
 
 from torch import Tensor
 
-from penstock.kernels import GatedExpert, Matrix, PlanesTensor
+from penstock.kernels import GatedExpert, Matrix, PlanesTensor, SplitMatrix
 from penstock.weights.adapters.adapted import Adapted
 from penstock.weights.tensors import ModelTensors, UnitLayout
 
 #: Experts that are there together: (number, weights of the expert).
 ExpertGroup = list[tuple[int, "LayerWeights"]]
-#: Numbers of experts -> these experts, in the order in which they are there.
-AskForExperts = Callable[[Sequence[int]], Iterator[ExpertGroup]]
+#: Numbers of experts, and how many tokens each is for -> these experts, in the order in which they are there.
+AskForExperts = Callable[[Sequence[int], Sequence[int]], Iterator[ExpertGroup]]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class NextExperts:
     expect: Callable[[Sequence[int]], None]
 
 
-def no_experts(numbers: Sequence[int]) -> Iterator[ExpertGroup]:
+def no_experts(numbers: Sequence[int], num_tokens: Sequence[int]) -> Iterator[ExpertGroup]:
     """The answer of a layer without experts."""
     raise LookupError("this layer has no experts")
 
@@ -64,14 +64,22 @@ class LayerWeights:
     def experts(self, numbers: Sequence[int]) -> Iterator[tuple[int, LayerWeights]]:
         """(number, weights) of these experts, as expert_groups() brings them. An expert's weights are valid
         until the next expert is asked for."""
-        for group in self._ask(numbers):
+        for group in self._ask(numbers, ()):
             yield from group
 
-    def expert_groups(self, numbers: Sequence[int]) -> Iterator[ExpertGroup]:
-        """These experts in groups: first all that are in memory, then those that have arrived meanwhile.
-        Computing with a group hides the reading of the next ones. A group's weights are valid until the next
-        group is asked for. Raises what reading raised."""
-        return self._ask(numbers)
+    def expert_groups(self, numbers: Sequence[int], num_tokens: Sequence[int]) -> Iterator[ExpertGroup]:
+        """These experts, each for so many tokens, in groups: first all that are in memory, then those that
+        have arrived meanwhile. Computing with a group hides the reading of the next ones. A group's weights
+        are valid until the next group is asked for. Raises what reading raised.
+
+        Experts that the processor computes beside a card come before all others, as matrices in_ram(), and
+        are valid until no more groups come; then the last group is empty."""
+        return self._ask(numbers, num_tokens)
+
+    def in_ram(self) -> LayerWeights:
+        """The same weights, whose matrices the processor computes beside a card."""
+        matrices = {name: each for name, each in self._tensors.items() if not isinstance(each, Tensor)}
+        return LayerWeights(self._tensors | {name: SplitMatrix((), each) for name, each in matrices.items()})
 
     @cached_property
     def gated(self) -> GatedExpert:

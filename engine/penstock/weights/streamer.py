@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.memory.lane import Lane
+from penstock.memory.planning.experts.expert_lanes import ExpertRates
 from penstock.memory.planning.plan import TierPlan
 from penstock.spec import DECODER, UnitKey
 from penstock.weights.expert_lender import ExpertLender
@@ -32,9 +33,11 @@ class LayerStreamer:
         plans: Sequence[TierPlan],
         uses: UseCounts[UnitKey] | None = None,
         shared: SharedRows | None = None,
+        expert_rates: ExpertRates | None = None,
     ) -> None:
         """Begins to read. `plans` say what stays in each of the lane's memories. `uses` of experts go on from
-        an earlier run. `shared`: the processor computes rows that lie in RAM. Raises CapacityError."""
+        an earlier run. `shared`: the processor computes rows that lie in RAM. `expert_rates`: it computes
+        experts that lie there. Raises CapacityError."""
         self.lane = lane
         self._shared = shared
         self._units = {unit.key: unit for unit in tensors.units}
@@ -54,9 +57,16 @@ class LayerStreamer:
             uses or UseCounts(0),
             tensors.num_encoder_units,
             shared.pieces if shared is not None else lambda key: None,
+            expert_rates,
         )
         experts = self.tiers.nearest_experts
-        self._lender = ExpertLender(self._units, experts, lane.link) if experts is not None else None
+        in_ram = self.tiers.experts_in_ram
+        self._handover = lane.handover() if shared is not None or in_ram is not None else None
+        self._lender = (
+            ExpertLender(self._units, experts, lane.link, in_ram, self._handover)
+            if experts is not None
+            else None
+        )
         self._num_sweeps = 0
         self._views: dict[tuple[UnitKey, tuple[int, ...], float], LayerWeights] = {}
         #: The layer that is in use or waited for, counted over all stacks; None between sweeps. Any thread
@@ -197,8 +207,8 @@ class LayerStreamer:
     def synchronize(self) -> None:
         """Until the lane has done everything, so that figures are complete."""
         self.lane.link.synchronize()
-        if self._shared is not None:
-            self.lane.handover().check()
+        if self._handover is not None:
+            self._handover.check()
 
     def close(self) -> None:
         """Read nothing more, wait for what is being read into our buffers, and give back a GPU's memory. The

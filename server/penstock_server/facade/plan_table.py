@@ -25,7 +25,8 @@ def plan_table(plan: PlanBody) -> list[str]:
         size = plan.num_host_slots * plan.staging_slot_bytes
         rows.append(("staging", "host", size, f"{plan.num_host_slots} slots, on the way to the GPU"))
     experts = plan.num_expert_slots, plan.num_host_expert_slots
-    for home, number, text in ((compute, experts[0], ""), ("host", experts[1], ", on the way to the GPU")):
+    way = ", on the way to the GPU" + (", or computed by the processor" if plan.shares_experts else "")
+    for home, number, text in ((compute, experts[0], ""), ("host", experts[1], way)):
         if number:
             rows.append(("experts", home, number * plan.expert_slot_bytes, f"{number} slots{text}"))
     rows += [
@@ -35,7 +36,7 @@ def plan_table(plan: PlanBody) -> list[str]:
         *([("adapters", "host", plan.adapter_bytes, "")] if plan.adapter_bytes else []),
         ("activations", compute, plan.workspace_bytes, _workspace_text(plan)),
     ]
-    if plan.kept_share is not None:
+    if plan.kept_share is not None or plan.shares_experts:
         rows.append(("handover", "host", HANDOVER_BYTES, "from the card to the processor and back"))
     if plan.has_gpu:
         rows.append(("CUDA context", "device", CUDA_CONTEXT_BYTES, "reserved"))

@@ -75,6 +75,8 @@ class PlanBody(Told):
     #: A card and the processor share the products, and the card keeps this share of each matrix. null: they
     #: do not.
     kept_share: float | None
+    #: The processor computes experts that lie in RAM, at once with a card.
+    shares_experts: bool
     #: Tokens of num_kv_tokens whose keys and values lie on disk (--kv-spill), beside kv_bytes.
     num_spilled_tokens: int
     #: Memory of the host for keys and values that have left a GPU's (--kv-host-memory).
@@ -85,10 +87,12 @@ class ExpertDemandBody(Told):
     """The experts that a predicted step asks for, in all layers together."""
 
     num_asked: float
-    #: Those that are not on the compute device, and those that have to come from the disk.
+    #: Those that are not where they are computed, and those that have to come from the disk.
     num_missing: float
     num_from_disk: float
-    #: The share of the asked-for experts that are on the compute device; 1 for a model without experts.
+    #: Those that the processor computes where they lie, beside a card.
+    num_in_ram: float
+    #: The share of the asked-for experts that are where they are computed; 1 for a model without experts.
     hit_rate: float
 
 

@@ -178,8 +178,8 @@ class Settings(NodesSettings):
     share_products: ShareMode = engine_setting(
         "share_products",
         "auto: where a model does not fit into a GPU's memory, the processor computes a share of each "
-        "product from RAM while the link brings another, if this should be faster; off: the GPU computes "
-        "all. Answers are the same, to the last bit",
+        "product, or experts that lie in RAM, while the link brings the others, if this should be faster; "
+        "off: the GPU computes all. Answers are the same, to the last bit",
     )
     host_memory: int | None = engine_setting(
         "host_memory_bytes",

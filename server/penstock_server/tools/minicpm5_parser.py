@@ -4,7 +4,8 @@
 
 A value may stand in <![CDATA[...]]>. The value of a parameter is text, and the function's JSON Schema says
 which JSON the text stands for. A call is told when it is whole. What the function can't take is text, as in
-vLLM: a function that is not offered, a parameter without a name or given twice, a required one that lacks."""
+vLLM: a function that is not offered, a parameter without a name or given twice, a required one that lacks.
+It is told as soon as that is seen."""
 
 from __future__ import annotations
 
@@ -28,6 +29,8 @@ _NAME = r"""[\s\u0120]*name\s*=\s*(["'])([^"'<>]{1,200})\1\s*"""
 #: The rest of a call's first tag, up to its bracket.
 _HEAD = re.compile(_NAME)
 _MAX_HEAD = 300
+#: A head that is not all there can become whole if one of these makes it whole.
+_HEAD_ENDS = [whole[first:] for whole in ("name='x'", 'name="x"') for first in range(len(whole) + 1)]
 _FOLLOWING = ("<param", _END)
 #: The first tag of a parameter, or the end of the call.
 _NEXT = re.compile(f"<param{_NAME}>|{_END}")
@@ -44,20 +47,20 @@ class MiniCPM5Parser(Parser):
         super().__init__(FUNCTION)
         self._values = ParameterValues(functions, unknown_is_text=False)
         self._function = self._parameter = ""
-        #: What was read of the call, the JSON of its arguments, and whether the function can take it so far.
+        #: What was read of the call, and the JSON of its arguments.
         self._read = ""
         self._members: dict[str, str] = {}
-        self._is_sound = True
 
     def _after_marker(self) -> bool:
         """Takes the rest of the first tag. A call begins where a parameter or the end of the call follows."""
         head, bracket, rest = self._pending.partition(">")
         match = _HEAD.fullmatch(head) if len(head) <= _MAX_HEAD else None
-        follows, is_possible = rest.lstrip(), len(head) <= _MAX_HEAD
+        follows, is_possible = rest.lstrip(), len(head) <= _MAX_HEAD and _can_be_head(head)
         if bracket:
-            is_possible = match is not None and any(tag.startswith(follows) for tag in _FOLLOWING)
-        if bracket and match and follows.startswith(_FOLLOWING):
-            return self._begin(match[2], len(head) + 1)
+            is_offered = match is not None and self._values.is_function(match[2])
+            is_possible = is_offered and any(tag.startswith(follows) for tag in _FOLLOWING)
+            if match and is_offered and follows.startswith(_FOLLOWING):
+                return self._begin(match[2], len(head) + 1)
         if is_possible and not self._is_final:
             return False
         self._give_back()
@@ -65,7 +68,6 @@ class MiniCPM5Parser(Parser):
 
     def _begin(self, function: str, length: int) -> bool:
         self._function, self._read, self._members = function, "", {}
-        self._is_sound = self._values.is_function(function)
         self._take(length)
         self._state = self._in_arguments
         return True
@@ -81,11 +83,14 @@ class MiniCPM5Parser(Parser):
     def _in_arguments(self) -> bool:
         """Takes the next parameter's first tag, or the call's last. Other text in front of it is nothing."""
         match = _NEXT.search(self._pending)
+        _, parameter, rest = self._pending[: match.start() if match else None].partition("<param")
+        if parameter and (match or not _can_be_head(rest)):
+            self._give_back(self._read)
+            return True
         if match is None:
             # An answer that ends behind a parameter is a call whose last tag the model forgot.
             return self._is_final and self._end(is_whole=_END.startswith(self._take_all().strip()))
-        before = self._take(match.end())[: match.start()]
-        self._is_sound = self._is_sound and "<param" not in before
+        self._take(match.end())
         if match[2] is None:
             return self._end(is_whole=True)
         self._parameter = match[2]
@@ -102,13 +107,15 @@ class MiniCPM5Parser(Parser):
                 self._take_all()
                 self._end(is_whole=False)
             return self._is_final
-        self._add(self._text(self._take(match.end())[: match.start()]))
-        self._state = self._in_arguments
+        if self._add(self._text(self._take(match.end())[: match.start()])):
+            self._state = self._in_arguments
+        else:
+            self._give_back(self._read)
         return True
 
-    def _add(self, text: str) -> None:
+    def _add(self, text: str) -> bool:
         """The current parameter's value, or all arguments in it. What the function does not take is left
-        out."""
+        out. False if one of them was given before."""
         takes, name = partial(self._values.is_parameter, self._function), self._parameter
         wrapped = _object(text) if name in _WRAPPERS and not takes(name) else None
         if wrapped is not None:
@@ -116,13 +123,13 @@ class MiniCPM5Parser(Parser):
         else:
             members = {name: self._values.json_of(self._function, name, text)}
         taken = {each: value for each, value in members.items() if takes(each)}
-        self._is_sound = self._is_sound and not self._members.keys() & taken.keys()
+        is_new = self._members.keys().isdisjoint(taken)
         self._members |= taken
+        return is_new
 
     def _end(self, is_whole: bool) -> bool:
         """Ends the call; the arguments of a call that is cut off stay open."""
-        lacks = is_whole and not self._values.required(self._function) <= self._members.keys()
-        if lacks or not self._is_sound:
+        if is_whole and not self._values.required(self._function) <= self._members.keys():
             self._give_back(self._read)
             return True
         told = ", ".join(f"{json.dumps(name)}: {value}" for name, value in self._members.items())
@@ -140,6 +147,11 @@ class MiniCPM5Parser(Parser):
         if text.lstrip().startswith(_CDATA):
             return text.lstrip().removeprefix(_CDATA).replace(f"]]>{_CDATA}", "")
         return re.sub(r"&(lt|gt|amp|quot|apos);", lambda match: _ENTITIES[match[1]], text.strip())
+
+
+def _can_be_head(text: str) -> bool:
+    """Whether a tag's name is at the end of this text, or may still come."""
+    return any(_HEAD.fullmatch(text + end) for end in _HEAD_ENDS)
 
 
 def _object(text: str) -> dict[str, Any] | None:

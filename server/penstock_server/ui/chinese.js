@@ -208,6 +208,7 @@ export const CHINESE = {
   explainExperts: "模型中只有部分 token 需要的部分。百分比是需要时已在内存中的比例。",
   explainGuesses: "先猜出一些 token，再用一遍计算来核对。猜对了就省下几遍，猜错了也不会改变回答。",
   explainKv: "模型为正在处理的文本保存的中间结果，这样不必为每个 token 重新读一遍文本。",
+  explainKeptInRam: "显卡以前读过、不必再读的 token：保存下来的中间结果是从内存里取来的。",
   explainKept: "服务器以前读过、不必再读的 token：保存下来的中间结果是从磁盘上取来的。",
   explainSequences: "正在计算的回答。",
   explainNode:
@@ -217,6 +218,7 @@ export const CHINESE = {
   tokensPerSTitle: "token/秒",
   step: "每步用时",
   kvCache: "KV 缓存",
+  keptInRamTitle: "来自内存的 token",
   keptTitle: "来自磁盘的 token",
   keptSaved: "节省 {time}；已保存 {bytes}",
   keptRemark: "已保存 {bytes}",
@@ -258,6 +260,7 @@ export const CHINESE = {
   staging: "中转槽",
   experts: "专家",
   keysAndValues: "KV 缓存",
+  keptForLater: "留给再次出现的文本",
   someOnDisk: "{number}，其中 {spilled} 在磁盘上",
   recurrentStates: "循环状态",
   draftModel: "草稿模型",

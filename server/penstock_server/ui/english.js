@@ -213,6 +213,8 @@ export const ENGLISH = {
   explainGuesses:
     "Tokens that were guessed and then checked in one pass. Right guesses save passes; wrong ones change no answer.",
   explainKv: "What the model keeps of the texts under way, so that it need not read them again for each token.",
+  explainKeptInRam:
+    "Tokens of texts that the GPU had read before, and need not read again: what was kept of them came from RAM.",
   explainKept:
     "Tokens of texts that the server had read before, and need not read again: what it kept of them came from the disk.",
   explainSequences: "Answers that are being computed now.",
@@ -223,6 +225,7 @@ export const ENGLISH = {
   tokensPerSTitle: "Tokens/s",
   step: "Step",
   kvCache: "KV cache",
+  keptInRamTitle: "Tokens from RAM",
   keptTitle: "Tokens from disk",
   keptSaved: "{time} saved; {bytes} kept",
   keptRemark: "{bytes} kept",
@@ -264,6 +267,7 @@ export const ENGLISH = {
   staging: "staging",
   experts: "experts",
   keysAndValues: "keys and values",
+  keptForLater: "kept for texts that come again",
   someOnDisk: "{number}, {spilled} on disk",
   recurrentStates: "recurrent states",
   draftModel: "draft model",

@@ -96,6 +96,7 @@ export function ledger(plan) {
   if (plan.num_host_expert_slots)
     rows.push([words("experts"), ram, experts(plan.num_host_expert_slots), words("onTheWay")]);
   rows.push([words("keysAndValues"), compute, plan.kv_bytes, keptTokens(plan)]);
+  if (plan.kv_host_bytes) rows.push([words("keysAndValues"), ram, plan.kv_host_bytes, words("keptForLater")]);
   if (plan.state_bytes)
     rows.push([
       words("recurrentStates"),

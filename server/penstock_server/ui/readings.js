@@ -70,6 +70,15 @@ class Window {
   }
 }
 
+/** What came from a tier of keys and values in place of being computed. */
+function showKept(reading, tier) {
+  const { num_tokens, saved_s } = tier.reads;
+  reading.set(
+    num_tokens.toLocaleString("en"),
+    words(saved_s ? "keptSaved" : "keptRemark", { time: seconds(saved_s), bytes: bytes(tier.num_bytes) }),
+  );
+}
+
 export class Readings {
   #place;
   #plan;
@@ -93,6 +102,7 @@ export class Readings {
       ...(plan.num_expert_slots && { experts: reading(words("expertsTitle"), "explainExperts", "bar") }),
       ...(plan.drafting.length > 0 && { guesses: reading(words("guessesTitle"), "explainGuesses", "bar") }),
       kv: reading(words("kvCache"), "explainKv", "bar"),
+      ...(stats.kv_host && { keptInRam: reading(words("keptInRamTitle"), "explainKeptInRam") }),
       ...(stats.kv_disk && { kept: reading(words("keptTitle"), "explainKept") }),
       queue: reading(words("sequences"), "explainSequences"),
     };
@@ -129,7 +139,8 @@ export class Readings {
       }),
     );
     this.#shown.kv.fill(used);
-    if (stats.kv_disk && this.#shown.kept) this.#showKept(stats.kv_disk);
+    if (stats.kv_host && this.#shown.keptInRam) showKept(this.#shown.keptInRam, stats.kv_host);
+    if (stats.kv_disk && this.#shown.kept) showKept(this.#shown.kept, stats.kv_disk);
     this.#nodes.show(stats.nodes);
     this.#shown.queue.set(`${stats.num_running}`, words("runningWaiting", { waiting: stats.num_waiting }));
     return tokens;
@@ -164,15 +175,6 @@ export class Readings {
         : words(stats.draft_tokens ? "guesses" : "noneYet", total),
     );
     this.#shown.guesses.fill(now?.share ?? 0);
-  }
-
-  /** What came from the disk in place of being computed. */
-  #showKept(disk) {
-    const { num_tokens, saved_s } = disk.reads;
-    this.#shown.kept.set(
-      num_tokens.toLocaleString("en"),
-      words(saved_s ? "keptSaved" : "keptRemark", { time: seconds(saved_s), bytes: bytes(disk.num_bytes) }),
-    );
   }
 
   #showExperts(stats) {

@@ -174,6 +174,14 @@ class PretendedCard:
         wrapped: Tensor = self.wrap(blank(torch.empty_strided(size, stride, dtype=dtype, device="cpu")))
         return wrapped
 
+    def arange(
+        self, end: int, *, dtype: torch.dtype | None = None, device: object = None, **_: Any
+    ) -> Tensor:
+        """torch's own makes a tensor without elements, which then grows where nobody sees it."""
+        self.check_own(device, "an allocation")
+        wrapped: Tensor = self.wrap(torch.arange(end, dtype=dtype, device="cpu"))
+        return wrapped
+
     def torch_cuda(self) -> dict[str, Any]:
         """What stands in torch.cuda instead."""
         memory = self.memory
@@ -250,6 +258,7 @@ def pretend(
     try:
         factories.impl("empty.memory_format", card.empty, "CUDA")
         factories.impl("empty_strided", card.empty_strided, "CUDA")
+        factories.impl("arange", card.arange, "CUDA")
         with contextlib.ExitStack() as patches:
             patches.enter_context(patch.multiple(torch.cuda, **card.torch_cuda()))
             patches.enter_context(patch.object(_sanitizer, "traceback", NO_TRACES))

@@ -16,6 +16,7 @@ from penstock.engine import Completion, Engine
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import Home
+from penstock.model.mixture import _order_of_one
 from penstock.model.registry import open_model
 from penstock.weights.conversion.convert import convert
 from pretended_card.card import PretendedCard, pretend
@@ -47,7 +48,15 @@ def card_with_kernels(
         patch.object(penstock.kernels, "compile_kernels", lambda *_: image),
         patch.object(penstock.kernels, "check_card", lambda *_: []),
     ):
-        yield card
+        try:
+            yield card
+        finally:
+            forget_orders()
+
+
+def forget_orders() -> None:
+    """The order of one token's experts stays on a card from one engine to the next."""
+    _order_of_one.cache_clear()
 
 
 def load(

@@ -62,6 +62,7 @@ PLAN = [
     "num_state_sequences",
     "adapter_bytes",
     "kept_share",
+    "shares_experts",
     "num_spilled_tokens",
     "kv_host_bytes",
 ]
@@ -80,6 +81,7 @@ STEP = [
     "experts.num_asked",
     "experts.num_missing",
     "experts.num_from_disk",
+    "experts.num_in_ram",
     "experts.hit_rate",
     "processor_share",
 ]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock_server.protocol.tools import Function
 from penstock_server.tools.minicpm5_parser import MiniCPM5Parser
+from penstock_server.tools.reading import TextPiece
 
 from .folding import Found, parse
 
@@ -125,6 +126,35 @@ def test_the_schema_says_what_a_text_stands_for(name: str, text: str, value: Any
 )
 def test_what_is_no_call_is_text_to_the_last_character(text: str) -> None:
     assert found(text) == Found(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<function>",
+        "<function name=.",
+        "<function name=w",
+        '<function name=""',
+        '<function name="weather":',
+        '<function name="made_up">',
+        '<function name="weather">:',
+        '<function name="weather"><param>',
+        '<function name="weather"><param name=.',
+        PARIS.replace("</function>", '<param name="city">Rome</param>'),
+    ],
+)
+def test_text_is_told_as_soon_as_it_can_be_no_call(text: str) -> None:
+    """And not a character sooner."""
+    parser = MiniCPM5Parser(FUNCTIONS)
+    before = [parser.feed(character) for character in text[:-1]]
+    assert not any(before)
+    assert parser.feed(text[-1]) == [TextPiece(text)]
+
+
+def test_a_call_behind_one_that_is_none_is_found() -> None:
+    text = '<function name="made_up"><param name="a">1</param> '
+    result = found(text + NOW)
+    assert (result.text, result.named) == (text.rstrip(), [("now", "{}")])
 
 
 @pytest.mark.parametrize("length", range(len('<function name="weather"><param'), len(PARIS)))

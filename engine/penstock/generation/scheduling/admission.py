@@ -65,8 +65,8 @@ class Admission:
             else:
                 self.waiting.remove(member)
             self._block_manager.release(member)
-            self._block_manager.disk.leave(member)
-            self._block_manager.departures.release(member)
+            self._block_manager.disk.end(member)
+            self._block_manager.departures.end(member)
         self._places.leave(sequence.group)
 
     def replace(self, group: SequenceGroup, branches: list[tuple[Sequence, Sequence]]) -> None:

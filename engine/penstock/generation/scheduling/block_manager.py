@@ -60,17 +60,19 @@ class BlockManager:
     def num_missing(self, sequence: Sequence) -> int:
         """Free blocks that a sequence without blocks takes for all its tokens and its encoded input, together
         with the others of its group."""
-        members, found, num_blocks = together(sequence), list[int](), 0
-        for member in members:
+        num_blocks, num_shared = 0, 0
+        had = set[int]()
+        for member in together(sequence):
             num_blocks += self.blocks_for(member.num_tokens)
-            blocks = self.prefix_cache.find(member)
-            if blocks and self._is_copied(member, blocks):
-                num_blocks += self.pool.num_owners[blocks[-1]] > 0 or blocks[-1] in found
-            found += blocks
+            found = self.prefix_cache.find(member)
+            shared = [block for block in found if block in had or self.pool.num_owners[block] > 0]
+            is_copied = shared[-1:] == found[-1:] and self._is_copied(member, found)
+            num_shared += len(shared) - is_copied
+            had.update(found)
         if sequence.encoder is not None:
-            found += self.find_encoder(sequence)
             num_blocks += self.blocks_for(sequence.encoder.num_tokens)
-        return num_blocks - sum(self.pool.num_owners[block] > 0 for block in found)
+            num_shared += sum(self.pool.num_owners[block] > 0 for block in self.find_encoder(sequence))
+        return num_blocks - num_shared
 
     def _is_copied(self, sequence: Sequence, found: list[int]) -> bool:
         """Whether a sequence without blocks would write behind the tokens for which the last of the `found`

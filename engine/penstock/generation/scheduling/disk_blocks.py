@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from penstock.generation.scheduling.block_pool import BlockPool
 from penstock.generation.scheduling.moving.block_store import BlockStore, Reading
+from penstock.generation.scheduling.moving.landing import Landing
 from penstock.generation.scheduling.prefix_cache import FoundWith, PrefixCache
 from penstock.generation.scheduling.sequence_group import together
 from penstock.generation.scheduling.states.kept_states import ArrivingState, KeptStates
@@ -35,9 +36,13 @@ class _Arriving:
     #: What computing the tokens would take; 0: unknown.
     compute_s: float
 
+    @property
+    def is_done(self) -> bool:
+        return self.reading.is_done
 
-class DiskBlocks:
-    """Reads blocks for waiting sequences."""
+
+class DiskBlocks(Landing[_Arriving]):
+    """Reads blocks for waiting sequences. Blocks that have landed can be found."""
 
     def __init__(
         self,
@@ -51,6 +56,7 @@ class DiskBlocks:
         """compute_s: tokens of a prompt -> seconds that computing them takes; 0: unknown, and then blocks are
         read. `preemptions` counts what preempted sequences find. Without a store nothing is done.
         kept_states: of a model with recurrent states."""
+        super().__init__()
         #: By the name of the tier.
         self.reads = defaultdict[str, KVDiskReads](KVDiskReads)
         self._preemptions = preemptions
@@ -59,13 +65,12 @@ class DiskBlocks:
         self._store = store
         self._compute_s = compute_s
         self._kept_states = kept_states
-        self._arriving: dict[Sequence, _Arriving] = {}
         #: Sequences that were looked up since they began to wait.
         self._looked_up = weakref.WeakSet[Sequence]()
 
     def is_awaited_by(self, sequence: Sequence) -> bool:
         """Whether blocks of a waiting sequence are on their way."""
-        return sequence in self._arriving
+        return sequence in self._moving
 
     def look_up(self, sequence: Sequence, num_missing: Callable[[Sequence], int]) -> None:
         """The sequence is the first that waits, and takes num_missing() free blocks. Begin to read what is on
@@ -93,7 +98,7 @@ class DiskBlocks:
             [(key, block) for key, block, _ in wanted] + numbered, compute_s or math.inf
         )
         arriving = _Arriving(reading, found.held, wanted, state, found.num_tokens, compute_s)
-        self._arriving[sequence] = arriving
+        self._moving[sequence] = arriving
 
     def _find(self, sequence: Sequence, store: BlockStore) -> FoundWith:
         """What is kept of a sequence and its group; of a model with recurrent states, of the sequence."""
@@ -106,27 +111,19 @@ class DiskBlocks:
                 found = FoundWith(found.held + more.held, found.missing | more.missing)
         return found._replace(num_tokens=sum(found.missing.values()))
 
-    def land(self) -> None:
-        """Blocks that have arrived can be found from now on."""
-        for sequence in [each for each, arriving in self._arriving.items() if arriving.reading.is_done]:
-            self.leave(sequence)
-
-    def leave(self, sequence: Sequence) -> None:
+    def _end(self, sequence: Sequence, moving: _Arriving) -> None:
         """A sequence waits no longer: its blocks have arrived, they take too long, or it has ended."""
-        arriving = self._arriving.pop(sequence, None)
-        if arriving is None:
-            return
-        arrived = arriving.reading.end()
-        for key, block, num_keyed in arriving.wanted:
+        arrived = moving.reading.end()
+        for key, block, num_keyed in moving.wanted:
             if key in arrived:
                 self._prefix_cache.land(sequence, block, key, num_keyed)
         # The last ones give way first: a prefix without its beginning can't be found.
-        for block in reversed([*arriving.held, *(block for _, block, _ in arriving.wanted)]):
+        for block in reversed([*moving.held, *(block for _, block, _ in moving.wanted)]):
             self._pool.disown(block)
-        if arriving.state is not None and self._kept_states is not None:
-            self._kept_states.end(arriving.state, arrived)
-        for tier, (keys, elapsed_s) in arriving.reading.by_tier.items():
-            self._count(sequence, arriving, self.reads[tier], keys, elapsed_s)
+        if moving.state is not None and self._kept_states is not None:
+            self._kept_states.end(moving.state, arrived)
+        for tier, (keys, elapsed_s) in moving.reading.by_tier.items():
+            self._count(sequence, moving, self.reads[tier], keys, elapsed_s)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence may be looked up again: it has lost what it had."""

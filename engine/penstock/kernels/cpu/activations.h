@@ -29,6 +29,7 @@ typedef struct {
                                 * lie before the odd ones in each `halved_by` */
     bool in_tiles; /* four inputs of 16 rows side by side: the rows hi of eight tokens, then the rows lo; else 16 tokens */
     int32_t offset; /* what the kernels add to each weight, so that it is unsigned */
+    int flip; /* 0x80: bytes have 128 added, so that they are unsigned; else 0 */
     float limit;
     integer *rows;
     int32_t *corrections; /* -offset * the sum of a row's integers: [num_rows, num_groups] */
@@ -139,6 +140,16 @@ INLINE float token_divisor(const activations *a, int64_t token) {
     return s > 0.0f ? s : INFINITY;
 }
 
+/* Adds 128 to bytes. `count` is a multiple of 64. */
+NOINLINE void flip_bytes(integer *bytes, int64_t count) {
+    for (int64_t i = 0; i < count * (int64_t)sizeof(integer); i += 8) {
+        uint64_t eight;
+        memcpy(&eight, (char *)bytes + i, 8);
+        eight ^= 0x8080808080808080;
+        memcpy((char *)bytes + i, &eight, 8);
+    }
+}
+
 static void quantize_token(void *context, int64_t token) {
     const activations *a = context;
     const float *x = inputs_of(a, token), divisor = token_divisor(a, token);
@@ -161,6 +172,7 @@ static void quantize_token(void *context, int64_t token) {
     }
     quantize_groups(a, x, divisor, hi, lo, sums);
     const int64_t filled = MAX(k_end, a->halved);
+    if (a->flip) flip_bytes(hi, a->padded * a->rows_per_token);
     for (int part = 0; part < a->rows_per_token; part++)
         memset(hi + part * a->padded + filled, 0, (a->padded - filled) * sizeof(integer));
 }

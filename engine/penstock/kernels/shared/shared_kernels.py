@@ -5,29 +5,17 @@ output. Norms, attention and activations stay on the card."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.operands import Matrix
 from penstock.kernels.protocol import ForwardingKernels, Kernels, KernelTraits
+from penstock.kernels.shared.handover import Handover
+from penstock.kernels.shared.shared_experts import SharedExperts
 from penstock.kernels.shared.split_matrix import SplitMatrix
-
-
-class Handover(Protocol):
-    """Hands work of the card over to the processor, and the result back. Nobody waits for it but the card."""
-
-    def begin(self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Have the processor make compute(x on the host) of what x (float32 [num_tokens, in_features] on the
-        card) is now. Returns at once; the result, float32 [num_tokens, out_features] on the card, is there
-        for what is launched after join(). Raises HandoverError if an earlier `compute` has failed."""
-
-    def join(self) -> None:
-        """What is launched from now on waits for the results of begin()."""
 
 
 class SharedKernels(ForwardingKernels):
@@ -36,6 +24,7 @@ class SharedKernels(ForwardingKernels):
     def __init__(self, first: Kernels, second: Kernels, handover: Handover) -> None:
         super().__init__(first)
         self._second, self._handover = second, handover
+        self.experts = SharedExperts(first, second, handover)
         #: Products of which the processor computed a share.
         self.num_shared = 0
 

@@ -63,6 +63,15 @@ class CudaHandover:
         self._done = None
         self._held.clear()
 
+    def then(self, function: Callable[[], None]) -> None:
+        """Have a thread of the host call `function` when everything that was begun so far is computed."""
+        self._work.append(function)
+        stream = ctypes.c_void_p(self._stream.cuda_stream)
+        code = self._driver.cuLaunchHostFunc(stream, self._function, None)
+        if code:
+            self._work.pop()
+            raise RuntimeError(f"CUDA: cuLaunchHostFunc failed (error {code})")
+
     def check(self) -> None:
         """Raises HandoverError if a `compute` has failed since the last call."""
         failure, self._failure = self._failure, None
@@ -83,12 +92,7 @@ class CudaHandover:
         rows = floats[: x.numel()].view(x.shape)
         result = floats[x.numel() : x.numel() + y.numel()].view(y.shape)
         rows.copy_(x, non_blocking=True)
-        self._work.append(partial(self._compute, rows, result, compute))
-        stream = ctypes.c_void_p(self._stream.cuda_stream)
-        code = self._driver.cuLaunchHostFunc(stream, self._function, None)
-        if code:
-            self._work.pop()
-            raise RuntimeError(f"CUDA: cuLaunchHostFunc failed (error {code})")
+        self.then(partial(self._compute, rows, result, compute))
         y.copy_(result, non_blocking=True)
 
     def _run(self, _: int | None) -> None:

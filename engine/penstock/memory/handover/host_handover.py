@@ -15,6 +15,9 @@ class HostHandover:
 
     def join(self) -> None: ...
 
+    def then(self, function: Callable[[], None]) -> None:
+        function()
+
     def check(self) -> None: ...
 
     def close(self) -> None: ...

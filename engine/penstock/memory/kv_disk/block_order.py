@@ -73,3 +73,24 @@ class BlockOrder:
     def next_out(self) -> Record | None:
         """The block that gives way next; None if there are no blocks."""
         return self._records[next(iter(self._leaves))] if self._leaves else None
+
+
+class OrderedBlocks:
+    """What shelves have in common: which blocks there are, and what they take."""
+
+    #: Bytes of each block.
+    extent_bytes: int
+
+    def __init__(self) -> None:
+        self._order = BlockOrder()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the blocks take."""
+        return len(self._order) * self.extent_bytes

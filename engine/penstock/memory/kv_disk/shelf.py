@@ -28,7 +28,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.memory.kv_disk import record as records
-from penstock.memory.kv_disk.block_order import BlockOrder
+from penstock.memory.kv_disk.block_order import BlockOrder, OrderedBlocks
 from penstock.memory.kv_disk.record import RECORD_BYTES, Record
 from penstock.memory.pages import PAGE
 
@@ -45,13 +45,14 @@ _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 Pwritev = Callable[[int, list[memoryview], int], int]
 
 
-class Shelf:
+class Shelf(OrderedBlocks):
     """An open shelf. Any thread may look and read; one thread writes. Close the shelf, or use `with`."""
 
     def __init__(
         self, folder: Path, extent_bytes: int, is_writer: bool, pwritev: Pwritev = os.pwritev
     ) -> None:
         """Shelf.open() finds out the arguments."""
+        super().__init__()
         self.folder = folder
         self.extent_bytes = extent_bytes
         #: False: another process writes, and this one only reads.
@@ -59,7 +60,6 @@ class Shelf:
         self._pwritev = pwritev
         self._lock = threading.RLock()
         self._descriptors: list[int] = []
-        self._order = BlockOrder()
         self._free: list[int] = []
         self._num_slots = 0
 
@@ -123,17 +123,6 @@ class Shelf:
         """Another process may write from now on."""
         while self._descriptors:
             os.close(self._descriptors.pop())
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._order
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    @property
-    def num_bytes(self) -> int:
-        """What the blocks take on disk."""
-        return len(self._order) * self.extent_bytes
 
     @property
     def oldest_s(self) -> float | None:

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from penstock.memory.direct_io import aligned_buffer
-from penstock.memory.kv_disk.block_order import BlockOrder
+from penstock.memory.kv_disk.block_order import OrderedBlocks
 from penstock.memory.kv_disk.record import Record
 
 #: (slot, key, parent, whether the slot still has this block) of a block that was added.
 Tell = Callable[[int, bytes, bytes, Callable[[], bool]], None]
 
 
-class HostShelf:
+class HostShelf(OrderedBlocks):
     """As many blocks of `extent_bytes` as `limit_bytes` have room for. What was used least recently gives
     way."""
 
@@ -32,26 +32,16 @@ class HostShelf:
 
     def __init__(self, limit_bytes: int, extent_bytes: int) -> None:
         """Takes all its memory at once."""
+        super().__init__()
         num_slots = limit_bytes // extent_bytes
         self.limit_bytes = num_slots * extent_bytes
         self.extent_bytes = extent_bytes
         #: Is told of each block that was added.
         self.tell: Tell = _tell_nobody
         self._slots = aligned_buffer(self.limit_bytes).view(num_slots, extent_bytes)
-        self._order = BlockOrder()
         self._free = list(reversed(range(num_slots)))
         self._versions = [0] * num_slots
         self._lock = threading.Lock()
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._order
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self._order) * self.extent_bytes
 
     def make_room(self, shelf: object, num_bytes: int) -> bool:
         """add() makes its own room."""

@@ -22,6 +22,8 @@ from typing import Protocol
 from penstock.config import EngineConfig
 from penstock.memory.hardware import HardwareProfile, ProductRates
 from penstock.memory.planning.expert_demand import NO_DEMAND, ExpertDemand, expert_demand
+from penstock.memory.planning.experts.expert_lanes import expert_rates
+from penstock.memory.planning.experts.planned_lanes import PlannedLanes, planned_lanes
 from penstock.memory.planning.plan import LayerPlacement, MemoryPlan
 from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, product_s
 from penstock.memory.planning.split_cost import SplitWork, split_work
@@ -130,26 +132,26 @@ def predict_step(
     they are known. `spilled_bytes` of keys and values come from the disk or go there: the disk of the weights
     or, if they have one, a disk of their own. Writing is taken for as fast as reading."""
     rows, lane = config.rows_per_token, hardware.lane
-    demand = demand or expert_demand(plan, footprint.experts, num_tokens)
+    lanes = _lanes(plan, footprint.experts, hardware, rows, num_tokens) if plan.shares_experts else None
+    if demand is None:
+        demand = lanes.demand if lanes else expert_demand(plan, footprint.experts, num_tokens)
+    processor_s, num_passes = lanes.of(demand.num_in_ram) if lanes else (0.0, 0.0)
     if plan.kept_share is not None and (work := split_work(plan, footprint, hardware, config, num_tokens)):
         return _shared_step(work, footprint, hardware, num_tokens, num_sampled, rows)
     elements = num_tokens * footprint.token_elements + num_encoded * footprint.encoder_elements
+    elements -= min(elements, int(num_passes * footprint.experts.elements))
     moved = _Moved.of(plan, footprint, demand, num_encoded, spilled_bytes)
     terms = _terms(moved, 2 * rows * (elements + num_sampled * footprint.head_elements), hardware)
     if not terms:
         return UNKNOWN
+    waiting_s = max(_reading_s(moved, hardware), processor_s)
     floor_s = products_s = max(terms.values())
+    if processor_s:
+        floor_s = max(floor_s, moved.dense_bytes / lane.memory_gbps / 1e9 + waiting_s)
     if lane.products:
-        products_s = sum(
-            product_s(lane.products, *each)
-            for each in (
-                (footprint.decoder_bytes, footprint.layer_elements, rows * num_tokens),
-                (footprint.encoder_bytes, footprint.encoder_elements, rows * num_encoded),
-                (footprint.head_elements, footprint.head_elements, rows * num_sampled),
-            )
-        )
+        products_s = _dense_products_s(lane.products, footprint, rows, num_tokens, num_encoded, num_sampled)
         experts_s = _expert_products_s(lane.products, footprint.experts, demand, rows * num_tokens)
-        products_s += max(experts_s, _reading_s(moved, hardware))
+        products_s += max(experts_s, waiting_s)
         copied_bytes = moved.streamed_bytes + 2 * moved.spilled_bytes
         products_s += copied_bytes / lane.memory_gbps / 1e9 if lane.memory_gbps else 0.0
     vectors = 0.0 if lane.has_own_memory else elements / footprint.hidden_size
@@ -157,7 +159,19 @@ def predict_step(
     other_s = LAYER_OVERHEAD_S * sum(not layer.is_lower for layer in layers) + ELEMENT_S * vectors
     other_s += EXPERT_OVERHEAD_S * demand.num_asked
     seconds = max(floor_s, products_s) + other_s
-    return StepPrediction(num_tokens, num_sampled, terms, seconds, products_s, num_encoded, demand)
+    processor_share = moved.in_ram_bytes / (moved.dense_bytes + moved.expert_bytes + moved.in_ram_bytes)
+    return StepPrediction(
+        num_tokens, num_sampled, terms, seconds, products_s, num_encoded, demand, processor_share
+    )
+
+
+def _lanes(
+    plan: MemoryPlan, experts: ExpertFootprint, hardware: HardwareProfile, rows: int, num_tokens: int
+) -> PlannedLanes | None:
+    rates = expert_rates(experts, hardware, rows)
+    if rates is None:
+        return None
+    return planned_lanes(experts, rates, num_tokens, plan.num_expert_slots, plan.num_host_expert_slots)
 
 
 def _shared_step(
@@ -191,9 +205,11 @@ def _shared_step(
 class _Moved:
     """The bytes that a step moves."""
 
-    #: Weights that are multiplied: all but experts, and experts.
+    #: Weights that are multiplied: all but experts, experts, and experts that the processor computes beside
+    #: a card.
     dense_bytes: int
     expert_bytes: float
+    in_ram_bytes: float
     #: Weights that come to where they are computed, and from the disk; experts among them.
     streamed_bytes: float
     disk_bytes: float
@@ -216,7 +232,8 @@ class _Moved:
         dense = footprint.decoder_bytes + footprint.head_elements
         return cls(
             dense_bytes=dense + (footprint.encoder_bytes if num_encoded else 0),
-            expert_bytes=size * demand.num_asked,
+            expert_bytes=size * (demand.num_asked - demand.num_in_ram),
+            in_ram_bytes=size * demand.num_in_ram,
             streamed_bytes=missing + _sum_bytes(layer for layer in swept if not layer.is_resident),
             disk_bytes=from_disk + _sum_bytes(layer for layer in swept if layer.home == "disk"),
             missing_bytes=missing,
@@ -239,14 +256,15 @@ def _terms(moved: _Moved, operations: int, hardware: HardwareProfile) -> dict[st
         "disk": (moved.disk_bytes + shared_bytes, _disk_gbps(hardware)),
         "spill disk": (moved.spilled_bytes - shared_bytes, own_disk.read_gbps if own_disk else 0.0),
         "host to device": (moved.streamed_bytes, lane.link_gbps),
+        "processor": (moved.in_ram_bytes, hardware.memory_read_gbps),
         # Copying to a GPU reads the host's memory, into which the disk writes.
         "host memory": (
-            moved.streamed_bytes + moved.disk_bytes,
+            moved.streamed_bytes + moved.disk_bytes + moved.in_ram_bytes,
             hardware.memory_read_gbps if lane.has_own_memory else 0.0,
         ),
     }
     terms = {name: amount / rate / 1e9 for name, (amount, rate) in amounts.items() if rate and amount}
-    reading_s = _reading_s(moved, hardware)
+    reading_s = max(_reading_s(moved, hardware), terms.get("processor", 0.0))
     if reading_s and lane.memory_gbps:
         terms["experts"] = moved.dense_bytes / lane.memory_gbps / 1e9 + reading_s
     return terms
@@ -269,6 +287,25 @@ def _sum_bytes(layers: Iterable[LayerPlacement]) -> int:
     return sum(layer.num_bytes for layer in layers)
 
 
+def _dense_products_s(
+    products: ProductRates,
+    footprint: ModelFootprint,
+    rows: int,
+    num_tokens: int,
+    num_encoded: int,
+    num_sampled: int,
+) -> float:
+    """Seconds of a step's products but for experts, with `rows` rows for each token."""
+    return sum(
+        product_s(products, *each)
+        for each in (
+            (footprint.decoder_bytes, footprint.layer_elements, rows * num_tokens),
+            (footprint.encoder_bytes, footprint.encoder_elements, rows * num_encoded),
+            (footprint.head_elements, footprint.head_elements, rows * num_sampled),
+        )
+    )
+
+
 def _expert_products_s(
     products: ProductRates, experts: ExpertFootprint, demand: ExpertDemand, rows: int
 ) -> float:
@@ -276,5 +313,6 @@ def _expert_products_s(
     if not demand.num_asked:
         return 0.0
     rows_each = max(1, round(rows * experts.count_per_token / demand.num_asked))
-    num_bytes, elements = demand.num_asked * experts.num_bytes, demand.num_asked * experts.elements
+    number = demand.num_asked - demand.num_in_ram
+    num_bytes, elements = number * experts.num_bytes, number * experts.elements
     return product_s(products, int(num_bytes), int(elements), rows_each)

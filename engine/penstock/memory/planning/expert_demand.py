@@ -18,6 +18,8 @@ class ExpertDemand:
     #: Those that are not where they are computed, and those of them that are not in RAM either.
     num_missing: float = 0.0
     num_from_disk: float = 0.0
+    #: Those that the processor computes where they lie, beside a card.
+    num_in_ram: float = 0.0
 
     @property
     def hit_rate(self) -> float:

@@ -97,6 +97,9 @@ class MemoryPlan:
     kept_share: float | None = None
     #: The host's memory for blocks of keys and values that have left a GPU's.
     kv_host_bytes: int = 0
+    #: Experts that lie in RAM are computed by the processor, at once with a card, unless moving them is
+    #: faster.
+    shares_experts: bool = False
     #: The last so many blocks of keys and values lie on disk, and come to memory when a layer needs them.
     num_spilled_blocks: int = 0
 
@@ -162,7 +165,7 @@ class MemoryPlan:
     def host_used_bytes(self) -> int:
         used = self.embedding_bytes + self.layer_bytes("host") + self.adapter_bytes + self.kv_host_bytes
         if self.has_gpu:
-            used += 0 if self.kept_share is None else HANDOVER_BYTES
+            used += HANDOVER_BYTES if self.kept_share is not None or self.shares_experts else 0
             used += self.num_host_expert_slots * self.expert_slot_bytes
             return used + self.num_host_slots * self.staging_slot_bytes
         staging = self.num_staging_slots * self.staging_slot_bytes

@@ -3,6 +3,7 @@ file."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from penstock.errors import CapacityError, ConfigError
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.pages import round_up
 from penstock.memory.planning.budgets import Budgets
+from penstock.memory.planning.experts import expert_plan
 from penstock.memory.planning.kv_blocks import KVBlocks, context
 from penstock.memory.planning.plan import (
     CUDA_CONTEXT_BYTES,
@@ -68,6 +70,11 @@ def plan_memory(
     plan = _Planner(footprint, hardware, config, activation_bytes, is_measured).plan()
     if may_share_products(plan, footprint, hardware, config):
         plan = _shared_plan(plan, footprint, hardware, config, activation_bytes, is_measured) or plan
+    elif expert_plan.may_share_experts(plan, footprint, hardware, config):
+        activation_bytes += expert_plan.activation_bytes(footprint)
+        with contextlib.suppress(CapacityError):
+            found = _Planner(footprint, hardware, config, activation_bytes, is_measured).plan()
+            plan = expert_plan.shared_if_faster(found, plan, footprint, hardware, config) or plan
     return plan if footprint.implementation == "penstock" else replace(plan, notes=(FOREIGN, *plan.notes))
 
 

@@ -128,7 +128,7 @@ def _with_experts(
     numbers = torch.Generator().manual_seed(1)
     made = [_random(expert, numbers, family) for expert in experts[:NUM_EXPERTS]]
 
-    def ask(chosen: Sequence[int]) -> Iterator[ExpertGroup]:
+    def ask(chosen: Sequence[int], _: Sequence[int]) -> Iterator[ExpertGroup]:
         yield [(number, made[number % len(made)]) for number in chosen]
 
     return LayerWeights(dict(weights.items()), ask)

@@ -10,6 +10,7 @@ from penstock.config import EngineConfig
 from penstock.kernels import Kernels, SharedKernels, choose_kernels
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.lane import Lane
+from penstock.memory.planning.experts.expert_lanes import ExpertRates
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.split_cost import split_work
 from penstock.spec import ModelFootprint
@@ -26,7 +27,9 @@ class Sharing(NamedTuple):
     tensors: ModelTensors
     reader: UnitReader
     kernels: Kernels
-    rows: SharedRows | None
+    rows: SharedRows | None = None
+    #: What experts cost that the processor computes where they lie.
+    expert_rates: ExpertRates | None = None
 
     @classmethod
     def of(
@@ -38,15 +41,19 @@ class Sharing(NamedTuple):
         lane: Lane,
         config: EngineConfig,
         share_of: Callable[[int], float],
+        rates: ExpertRates | None = None,
     ) -> Sharing:
-        """As the plan says. `share_of` is streamed_share(). Raises CapacityError."""
-        if plan.kept_share is None:
-            return cls(tensors, reader, kernels, None)
-        halves = split_rows(tensors, plan.kept_share)
-        whole, parts = ({unit.key: unit for unit in each.units} for each in (tensors, halves))
+        """As the plan says. `share_of` is streamed_share(), `rates` are expert_rates(). Raises
+        CapacityError."""
+        if plan.kept_share is None and not plan.shares_experts:
+            return cls(tensors, reader, kernels)
         assert config.num_threads is not None
         beside = choose_kernels(_on_host(config), config.num_threads)
         shared = SharedKernels(kernels, beside, lane.handover())
+        if plan.kept_share is None:
+            return cls(tensors, reader, shared, expert_rates=rates)
+        halves = split_rows(tensors, plan.kept_share)
+        whole, parts = ({unit.key: unit for unit in each.units} for each in (tensors, halves))
         return cls(halves, SplitReader(reader, whole, parts), shared, SharedRows(parts, share_of))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
@@ -41,9 +41,10 @@ class DemandTier:
         pool: MemoryPool,
         num_slots: int,
         uses: UseCounts[UnitKey],
+        pins: bool = False,
     ) -> None:
         """`sizes` are the units' bytes in whole pages; `pool` has room for pool_bytes(); the tier counts
-        `uses`."""
+        `uses`. `pins`: see ExpertPolicy."""
         if num_slots < 1:
             raise ValueError("units that are asked for need a slot")
         self.num_slots = min(num_slots, len(sizes))
@@ -52,15 +53,17 @@ class DemandTier:
         slot_bytes = max(sizes.values())
         slots = [pool.allocate(f"expert.{index}", slot_bytes) for index in range(self.num_slots)]
         self.uses = uses
-        self.policy = ExpertPolicy(self.num_slots, uses)
+        self.policy = ExpertPolicy(self.num_slots, uses, pins)
         self.arrivals = Arrivals(reader, slots, self._ask, MAX_EXPERT_READS)
-        self._slots = ExpertSlots(self.arrivals, self.policy)
+        self.slots = ExpertSlots(self.arrivals, self.policy)
         #: Units that began to arrive since the start, by stack and layer.
         self.num_arrived: dict[tuple[str, int], int] = {}
         #: What the user asked for and was not lent yet, and about how many units the whole sweep asks for.
         self._wanted: Mapping[UnitKey, None] = {}
         self._num_in_sweep = 0
         self.expected = ExpectedUnits[UnitKey]()
+        #: Units of which reads began by a guess, and that nobody has counted yet.
+        self._early: set[UnitKey] = set()
         #: How often units were taken back from users who were gone.
         self._num_taken_back = 0
         #: Units that were asked for, and units of these that were there without a guess.
@@ -135,10 +138,10 @@ class DemandTier:
         """A layer asks for these units, each once. A read that failed before anybody waited for it is tried
         once more."""
         with self.arrivals:
-            early = self.expected.settle(keys)
-            there = self._slots.arrived(keys)
-            for key in [key for key, _ in there if self._slots.has_failed(key)]:
-                self._slots.drop(key)
+            early, self._early = self.settle(keys), set()
+            there = self.slots.arrived(keys)
+            for key in [key for key, _ in there if self.slots.has_failed(key)]:
+                self.slots.drop(key)
             self.num_asked += len(keys)
             self.num_hits += sum(key in self.arrivals.units and key not in early for key, _ in there)
             self.uses.add(keys)
@@ -166,15 +169,15 @@ class DemandTier:
     def _lend(self, waiting: dict[UnitKey, None]) -> Group:
         """Those of these units whose reads have ended. Raises what reading raised; the unit is forgotten, and
         the next one who asks has it read anew."""
-        group = self._slots.arrived(waiting)
+        group = self.slots.arrived(waiting)
         for key, arrival in group:
-            if self._slots.has_failed(key):
-                self._slots.drop(key)
+            if self.slots.has_failed(key):
+                self.slots.drop(key)
                 self._wanted = {}
                 arrival.read.result()
         for key, _ in group:
             del waiting[key]
-        self._slots.lend(group)
+        self.slots.lend(group)
         return group
 
     def _ask(self, takes_pinned: bool = False) -> bool:
@@ -187,24 +190,30 @@ class DemandTier:
                 continue
             if self.arrivals.is_closed or not self.arrivals.can_read:
                 return has_begun
-            if not self._slots.make_room(self._kept(), self._num_in_sweep, takes_pinned):
+            if not self.slots.make_room(self._kept(), self._num_in_sweep, takes_pinned):
                 return has_begun
             self._begin(key)
             has_begun = True
         for key in self.expected.to_read():
             if self.arrivals.is_closed or self.arrivals.clock.num_reads >= MAX_EARLY_READS:
                 break
-            if not self._slots.make_room(self._kept(), self._num_in_sweep, takes_pinned=False):
+            if not self.slots.make_room(self._kept(), self._num_in_sweep, takes_pinned=False):
                 break
             self._begin(key)
             self.expected.begin(key)
         return has_begun
+
+    def settle(self, keys: Collection[UnitKey]) -> set[UnitKey]:
+        """The layer asks: nothing is guessed any more. Returns the units of these whose reads have begun
+        early, until they are asked for."""
+        self._early = self.expected.settle(keys) | self._early.intersection(keys)
+        return self._early
 
     def _kept(self) -> Container[UnitKey]:
         """Units that give no slot up."""
         return self.expected.kept.union(self._wanted) if self.expected.kept else self._wanted
 
     def _begin(self, key: UnitKey) -> None:
-        self._slots.begin(key)
+        self.slots.begin(key)
         place = key.stack, key.layer
         self.num_arrived[place] = self.num_arrived.get(place, 0) + 1

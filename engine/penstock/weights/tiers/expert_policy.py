@@ -10,7 +10,7 @@ there are slots; it counts as such a sweep, and leaves the pinned ones to the st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from penstock.memory.planning.popularity import PINNED_BELOW_SWEEPS
@@ -28,9 +28,10 @@ SWEEPS_PER_CHOICE = 8
 class ExpertPolicy(Generic[Key]):
     """The experts in the slots, by their last uses."""
 
-    def __init__(self, num_slots: int, uses: UseCounts[Key]) -> None:
-        """The caller counts the `uses`."""
+    def __init__(self, num_slots: int, uses: UseCounts[Key], pins: bool = False) -> None:
+        """The caller counts the `uses`. `pins`: experts are pinned, however many slots there are."""
         self._num_slots = num_slots
+        self._pins_always = pins
         self._num_per_sweep = uses.num_per_sweep
         self._uses = uses
         self._num_pins = num_slots - min(NUM_PASSING, max(1, num_slots // PASSING_SHARE))
@@ -49,6 +50,11 @@ class ExpertPolicy(Generic[Key]):
     def keys(self) -> list[Key]:
         """The experts in slots. Any thread may ask."""
         return list(self._order)
+
+    def pinned(self, keys: Iterable[Key]) -> set[Key]:
+        """Those of these experts that are to stay, in slots or not yet."""
+        self._choose_pins()
+        return self._pins.intersection(keys)
 
     def use(self, key: Key) -> None:
         """An expert in a slot is used."""
@@ -69,7 +75,7 @@ class ExpertPolicy(Generic[Key]):
         """The expert that gives its slot up in a sweep that asks for about `num_in_sweep` experts, of those
         that are idle; None if there is none. `takes_pinned`: a pinned one, if no other is idle."""
         demand = max(num_in_sweep, self._num_per_sweep)
-        if self._num_slots >= PINNED_BELOW_SWEEPS * demand:
+        if not self._pins_always and self._num_slots >= PINNED_BELOW_SWEEPS * demand:
             return next(filter(is_idle, self._order), None)
         self._choose_pins()
         passing = next(filter(is_idle, self._passing), None)

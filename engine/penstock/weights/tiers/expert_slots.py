@@ -61,7 +61,7 @@ class ExpertSlots:
         def is_idle(key: UnitKey) -> bool:
             arrival = self._arrivals.units[key]
             has_ended = key in self._there or arrival.read.done()
-            return has_ended and not arrival.is_lent and key not in wanted
+            return has_ended and not (arrival.is_lent or arrival.num_users) and key not in wanted
 
         takes_pinned = takes_pinned and self._arrivals.clock.num_reads == 0
         given_up = self._failed(wanted) or self._policy.victim(num_in_sweep, is_idle, takes_pinned)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.memory.lane import Lane
 from penstock.memory.pages import round_up
+from penstock.memory.planning.experts.expert_lanes import ExpertRates
 from penstock.memory.planning.plan import TierPlan
 from penstock.memory.pools import MemoryPool
 from penstock.metrics import Traffic
@@ -16,6 +17,7 @@ from penstock.weights.tensors import Unit
 from penstock.weights.tiers.arrivals import take_back
 from penstock.weights.tiers.cyclic_tier import CyclicTier
 from penstock.weights.tiers.demand_tier import DemandTier
+from penstock.weights.tiers.experts_in_ram import ExpertsInRam
 from penstock.weights.tiers.readers import LinkReader
 from penstock.weights.tiers.tier import UnitReader
 from penstock.weights.tiers.use_counts import UseCounts
@@ -35,11 +37,12 @@ class LaneTiers:
         uses: UseCounts[UnitKey],
         num_once: int = 0,
         pieces: Callable[[UnitKey], Sequence[tuple[int, int]] | None] = lambda key: None,
+        expert_rates: ExpertRates | None = None,
     ) -> None:
         """Begins to read. `units` are in the order of a sweep; the first `num_once` dense units are
         swept once for each request, the others in each step. `uses` of experts go on from an earlier run.
-        `pieces` says what a link copies of a unit; None: all of it. Raises CapacityError before anything is
-        read."""
+        `pieces` says what a link copies of a unit; None: all of it. With `expert_rates`, the processor
+        computes experts beside a card. Raises CapacityError before anything is read."""
         sizes = {key: round_up(unit.num_bytes) for key, unit in units.items()}
         dense = {key: size for key, size in sizes.items() if key.expert is None}
         experts = {key: size for key, size in sizes.items() if key.expert is not None}
@@ -58,11 +61,18 @@ class LaneTiers:
             self._add_dense(dense, reader, pool, plan)
             if experts:
                 below = LinkReader(self._experts[-1], lane.link) if index else reader
-                self._experts.append(DemandTier(experts, below, pool, plan.num_expert_slots, uses.copy()))
+                pins = bool(index and expert_rates)
+                own = DemandTier(experts, below, pool, plan.num_expert_slots, uses.copy(), pins)
+                self._experts.append(own)
         #: The tiers where layers are computed. A model without experts has no tier of experts.
         self.nearest = self._dense[-1]
         self.farthest = self._dense[0]
         self.nearest_experts = self._experts[-1] if experts else None
+        #: Experts that the processor computes where they lie, beside a card.
+        self.experts_in_ram: ExpertsInRam | None = None
+        if expert_rates is not None and len(self._experts) == 2:
+            card, host = self._experts[1], self._experts[0]
+            self.experts_in_ram = ExpertsInRam(card, host, expert_rates)
 
     def _allocate(
         self, dense: Mapping[UnitKey, int], experts: Mapping[UnitKey, int], plans: Sequence[TierPlan]
@@ -105,16 +115,17 @@ class LaneTiers:
         return self.nearest.streamed_bytes + experts
 
     @property
-    def expert_counts(self) -> tuple[int, int, int]:
-        """Experts that layers asked for, those of them that were not where they are computed, and those that
-        had to come from the disk."""
+    def expert_counts(self) -> tuple[int, int, int, int]:
+        """Experts that layers asked for, those of them that were not where they are computed, those that had
+        to come from the disk, and those that the processor computed beside a card."""
         if not self._experts:
-            return 0, 0, 0
+            return 0, 0, 0, 0
         nearest, farthest = self._experts[-1], self._experts[0]
         return (
             nearest.num_asked,
             nearest.num_asked - nearest.num_hits,
             farthest.num_asked - farthest.num_hits,
+            self.experts_in_ram.num_lent if self.experts_in_ram is not None else 0,
         )
 
     @property

@@ -31,6 +31,8 @@ class Arrival:
     #: The staging slot; None if the unit has a buffer of its own.
     slot: int | None
     is_lent: bool = False
+    #: Who computes with the unit in this memory, beside a tier above that takes it from here.
+    num_users: int = 0
     #: The unit's weights, for whoever lends it again.
     views: LayerWeights | None = None
 

@@ -1,15 +1,16 @@
-"""A small model with random weights on a card, against the same model on the processor: streamed, and with
-products that both share. `penstock doctor --card` runs this file as a process of its own, with launches that
-block, so that an error shows where it happens."""
+"""Small models with random weights on a card, against the same models on the processor: streamed, and with
+products or experts that both share. `penstock doctor --card` runs this file as a process of its own, with
+launches that block, so that an error shows where it happens."""
 
 from __future__ import annotations
 
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock import Engine, EngineConfig, SamplingParams
 from penstock.engine import Completion
@@ -18,7 +19,7 @@ from penstock.memory.lane import find_lane
 from penstock.model.shapes import write_random
 from penstock.text.tokenizer import NoText
 
-#: The model, as config.json has it: some MB.
+#: A dense model, as config.json has it: some MB.
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -33,6 +34,20 @@ CONFIG: dict[str, Any] = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
+#: A mixture of 128 experts.
+MIXTURE: dict[str, Any] = CONFIG | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 128,
+    "head_dim": 32,
+    "moe_intermediate_size": 128,
+    "num_experts": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 2,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 PROMPTS = [[5, 9, 3], [7] * 20, list(range(2, 60))]
 NUM_TOKENS = 4
 #: Log-probabilities of norms and attention that add up in another order.
@@ -42,34 +57,70 @@ SIZES = EngineConfig(
 )
 
 
+class Placement(NamedTuple):
+    """Where a model lies, for people, and what makes it lie there."""
+
+    name: str
+    config: EngineConfig
+    hardware: HardwareProfile | None = None
+
+
 def trial(device: str, cache_folder: Path | None = None) -> dict[str, str]:
-    """`device` is a card, such as cuda:1. How the model is placed -> "ok", or what is wrong."""
+    """`device` is a card, such as cuda:1. How a model is placed -> "ok", or what is wrong."""
+    on_card = replace(SIZES, device=device, share_products="off")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model"
-        write_random(CONFIG, path)
-        on_host = replace(SIZES, device="cpu", kernels="reference")
-        expected = _answers(path, on_host, None, cache_folder)
-        on_card, found = replace(SIZES, device=device, share_products="off"), dict[str, str]()
-        streamed: list[Completion] = []
-        for name, config, hardware in (
-            ("all layers stay on the card", replace(on_card, num_resident_layers=4), None),
-            ("all layers are streamed", replace(on_card, num_resident_layers=0), None),
-            (
+        dense, mixture = Path(folder) / "dense", Path(folder) / "mixture"
+        write_random(CONFIG, dense)
+        write_random(MIXTURE, mixture)
+        shared = replace(on_card, share_products="auto")
+        placements = (
+            Placement("all layers stay on the card", replace(on_card, num_resident_layers=4)),
+            Placement("all layers are streamed", replace(on_card, num_resident_layers=0)),
+            Placement(
                 "card and processor share products",
-                replace(on_card, num_resident_layers=1, share_products="auto"),
+                replace(shared, num_resident_layers=1),
                 _balanced(device),
             ),
-        ):
-            try:
-                answers = _answers(path, config, hardware, cache_folder)
-            except Exception as error:  # whatever it is, the report tells of it
-                found[name] = f"{type(error).__name__}: {error}"
-                continue
-            streamed = streamed or answers
-            found[name] = _difference(answers, expected) or (
-                "ok" if answers == streamed else "not the bits of another placement"
-            )
-        return found
+        )
+        found = _tried(dense, placements, cache_folder)
+        try:
+            room = _room_for_experts(mixture, on_card, cache_folder)
+        except Exception as error:
+            return found | {"a mixture on the card": f"{type(error).__name__}: {error}"}
+        placements = (
+            Placement("all experts stay on the card", on_card),
+            Placement("experts are streamed", replace(on_card, device_memory_bytes=room)),
+            Placement(
+                "card and processor share experts",
+                replace(shared, device_memory_bytes=room),
+                _balanced(device),
+            ),
+        )
+        return found | _tried(mixture, placements, cache_folder)
+
+
+def _tried(folder: Path, placements: Sequence[Placement], cache_folder: Path | None) -> dict[str, str]:
+    """trial() of one model."""
+    expected = _answers(folder, replace(SIZES, device="cpu", kernels="reference"), None, cache_folder)
+    found, first = dict[str, str](), list[Completion]()
+    for name, config, hardware in placements:
+        try:
+            answers = _answers(folder, config, hardware, cache_folder)
+        except Exception as error:  # whatever it is, the report tells of it
+            found[name] = f"{type(error).__name__}: {error}"
+            continue
+        first = first or answers
+        found[name] = _difference(answers, expected) or (
+            "ok" if answers == first else "not the bits of another placement"
+        )
+    return found
+
+
+def _room_for_experts(folder: Path, config: EngineConfig, cache_folder: Path | None) -> int:
+    """Bytes of the card with which half of the model's experts don't fit."""
+    with Engine.load(folder, config, tokenizer=NoText(), cache_folder=cache_folder) as engine:
+        plan = engine.plan
+    return plan.device_used_bytes - plan.num_expert_slots // 2 * plan.expert_slot_bytes
 
 
 def _answers(
@@ -79,8 +130,9 @@ def _answers(
     with Engine.load(
         folder, config, tokenizer=NoText(), hardware=hardware, cache_folder=cache_folder
     ) as engine:
-        if config.share_products == "auto" and engine.plan.kept_share is None and config.device != "cpu":
-            raise RuntimeError("the plan does not share products")
+        is_shared = engine.plan.kept_share is not None or engine.plan.shares_experts
+        if config.share_products == "auto" and config.device != "cpu" and not is_shared:
+            raise RuntimeError("the plan shares neither products nor experts")
         return engine.generate(PROMPTS, params)
 
 

@@ -200,9 +200,11 @@ def expert_lines(size: ModelFootprint, step: StepPrediction, more: dict[str, flo
         return []
     source = "as it was learned" if size.experts.weights else "as is usual"
     missing = gib(demand.num_missing * size.experts.num_bytes)
+    in_ram = demand.num_in_ram / demand.num_asked
+    beside = f" ({in_ram:.0%} in RAM, for the processor)" if in_ram else ""
     lines = [
         f"experts: a token passes through {demand.num_asked:.0f} of {size.experts.count}; by their "
-        f"popularity, {source}, {demand.hit_rate:.0%} of these are in memory, and {missing} are read"
+        f"popularity, {source}, {demand.hit_rate:.0%} of these are in memory{beside}, and {missing} are read"
     ]
     if more:
         gained = f" and {rate(more['tokens_per_s'])} tokens/s" if more["tokens_per_s"] else ""

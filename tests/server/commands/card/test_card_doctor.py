@@ -52,7 +52,7 @@ def test_a_card_that_works(
     assert "ok kernels    4 calls" in text and "nothing is wrong" in text
     assert report["machine"]["card"] == "Pretended GTX 1060" and report["rates"]["memory_gbps"] == 150.0
     assert report["rates"]["to the processor and back, us"] > 0
-    assert list(report["model"].values()) == ["ok"] * 3 and report["kernels"]["mismatches"] == []
+    assert list(report["model"].values()) == ["ok"] * 6 and report["kernels"]["mismatches"] == []
 
 
 @pytest.mark.usefixtures("few_cases")

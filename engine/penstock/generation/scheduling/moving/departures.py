@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from penstock.generation.scheduling.block_pool import BlockPool
 from penstock.generation.scheduling.moving.block_store import BlockStore, KeptBlock, Writing
+from penstock.generation.scheduling.moving.landing import Landing
 from penstock.generation.scheduling.prefix_cache import PrefixCache
 from penstock.generation.sequence import Sequence
 from penstock.metrics import Preemptions
@@ -30,9 +31,14 @@ class _Departing:
     writing: Writing
     blocks: list[int]
 
+    @property
+    def is_done(self) -> bool:
+        return self.writing.is_done
 
-class Departures:
-    """Decides at each preemption, and holds the blocks that are written."""
+
+class Departures(Landing[_Departing]):
+    """Decides at each preemption, and holds the blocks that are written. Blocks that are written, or take
+    longer to write than to compute, are free when they land."""
 
     def __init__(
         self,
@@ -43,17 +49,17 @@ class Departures:
     ) -> None:
         """compute_s: tokens of a prompt -> seconds that computing them takes; 0: unknown, and then no block
         waits for its writing. Without a store nothing is moved."""
+        super().__init__()
         self.counts = Preemptions()
         self._pool = pool
         self._prefix_cache = prefix_cache
         self._store = store
         self._compute_s = compute_s
-        self._departing: dict[Sequence, _Departing] = {}
 
     @property
     def num_blocks(self) -> int:
         """Blocks that become free without another preemption."""
-        return sum(len(each.blocks) for each in self._departing.values())
+        return sum(len(each.blocks) for each in self._moving.values())
 
     def leave(self, members: list[Sequence]) -> None:
         """These sequences, which run together, are about to lose their blocks to others."""
@@ -81,20 +87,12 @@ class Departures:
                 self._pool.own(each.block)
             offers = [(block, key, before, self._pool.watch(block)) for block, key, before, _ in leaving]
             writing = store.write(offers, limit_s)
-            self._departing[members[0]] = _Departing(writing, [each.block for each in leaving])
+            self._moving[members[0]] = _Departing(writing, [each.block for each in leaving])
 
-    def land(self) -> None:
-        """Blocks that are written, or take longer to write than to compute, are free from now on."""
-        for sequence in [each for each, departing in self._departing.items() if departing.writing.is_done]:
-            self.release(sequence)
-
-    def release(self, sequence: Sequence) -> None:
+    def _end(self, sequence: Sequence, moving: _Departing) -> None:
         """The blocks of a sequence that was preempted are free, written or not."""
-        departing = self._departing.pop(sequence, None)
-        if departing is None:
-            return
-        self.counts.write_s += departing.writing.elapsed_s
-        for block in reversed(departing.blocks):
+        self.counts.write_s += moving.writing.elapsed_s
+        for block in reversed(moving.blocks):
             self._pool.disown(block)
 
     def _own_blocks(self, members: list[Sequence]) -> list[KeptBlock]:

@@ -7,6 +7,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* Weights that are needed soon. They are prefetched in equal parts while other weights are used, `lines` cache lines
+ * at a time, so that memory and arithmetic work side by side. */
+typedef struct {
+    const int8_t *w;
+    int64_t stride, lines;
+    int shift; /* k inputs lie in k >> shift bytes */
+} ahead;
+INLINE void fetch(const ahead *next, int64_t k) {
+    for (int64_t i = 0; i < next->lines; i++)
+        _mm_prefetch(next->w + i * next->stride + (k >> next->shift), _MM_HINT_T0);
+}
+
 #include "amx_tiles.h"
 
 /* GCC's intrinsics for loading don't say that they read memory. Without this asm, GCC could move an earlier write
@@ -215,7 +227,7 @@ static void tile_products(const tile_block *b, const int8_t *next_weights) {
             const bool is_last = c + TILE_CHANNELS >= b->column_end;
             const int64_t soon = is_last ? b->column : c + TILE_CHANNELS, from = is_last ? stop : k;
             const int8_t *at = l->qweight + soon * l->row_bytes + (from >> l->shift);
-            ahead next = {from < k_end ? at : next_weights, l->row_bytes, lines, l->shift, 0};
+            ahead next = {from < k_end ? at : next_weights, l->row_bytes, lines, l->shift};
             tile_weights w = {tiles.weights, 64, CHANNELS_BYTES};
             if (is_direct && b->column_end - c >= TILE_CHANNELS && stop <= a->in_features)
                 w = (tile_weights){l->qweight + c * l->row_bytes + k, l->row_bytes, 64};

@@ -50,6 +50,7 @@ typedef struct {
     float *y; /* [num_tokens, out_features] */
     int64_t out_features, num_groups, columns_per_task;
     int64_t first_task; /* of the pool, where several products are computed together */
+    bool is_few; /* rows, so that they are used as they lie, without packing weights */
     bool is_tiled; /* one group, or groups that tiles can compute */
     int kind, shift; /* k inputs lie in k >> shift bytes */
     int64_t row_bytes;
@@ -184,8 +185,8 @@ INLINE int64_t exact_sum(const linear *l, int64_t column, int64_t token, int64_t
             const int64_t row = token * a->rows_per_token + part;
             const integer *restrict x = a->rows + row * a->padded + k;
             int32_t some = 0; /* 256 products of at most 2^15 * 2^7 */
-            if ((HAS_PAIRS && a->rows_per_token == 2) || a->in_tiles || k < a->halved)
-                for (int64_t i = k; i < stop; i++) some += w[i - k] * a->rows[activation_at(a, row, i)];
+            if ((HAS_PAIRS && a->rows_per_token == 2) || a->in_tiles || a->flip || k < a->halved)
+                for (int64_t i = k; i < stop; i++) some += w[i - k] * (integer)(a->rows[activation_at(a, row, i)] ^ a->flip);
             else
                 for (int64_t i = 0; i < stop - k; i++) some += (int16_t)w[i] * (int16_t)x[i];
             dots[part] += some;
@@ -238,7 +239,7 @@ static int64_t stepped_channels(const linear *l, int64_t column, int64_t column_
 #else
 #include "planes_joined.h"
 #include "expanded.h"
-static bool is_few(const linear *l) { return (void)l, false; }
+static bool takes_few(const linear *l) { return (void)l, false; }
 static bool seems_shifted(const linear *l, int64_t in_features) { return (void)l, (void)in_features, false; }
 #endif
 
@@ -255,7 +256,7 @@ static void linear_task(void *context, int64_t task) {
     const linear *l = context;
     const int64_t column = task * l->columns_per_task, end = MIN(column + l->columns_per_task, l->out_features);
     if (l->a->in_tiles) linear_tiles(l, column, end);
-    else if (l->kind == INT4_STEPS && !is_few(l)) linear_stepped(l, column, end);
+    else if (l->kind == INT4_STEPS && !l->is_few) linear_stepped(l, column, end);
     else if (l->lower) linear_planes(l, column, end);
     else linear_rest(l, linear_fast(l, column, end), end);
 }

@@ -139,12 +139,12 @@ static void one_token_planes(const linear *l, int64_t column, int64_t column_end
 }
 
 /* More rows: 16 channels by 128 inputs are joined at a time, and packed as pack() does it. */
-NOINLINE void pack_planes(const linear *l, const int8_t *w, int channels, int64_t first, int64_t inputs, const ahead *next) {
+NOINLINE void pack_planes(const linear *l, const int8_t *w, int channels, int64_t first, int64_t inputs, streams *next) {
     int8_t room[16][128] __attribute__((aligned(64)));
     const int64_t column = (w - l->qweight) / l->row_bytes;
     for (int64_t k = 0, some; k < inputs; k += 128) {
         some = MIN(128, inputs - k);
-        fetch(next, k), fetch(next, k + 64);
+        fetch_streams(next), fetch_streams(next);
         for (int c = 0; c < PANEL; c += 16) {
             const int there = MAX(0, MIN(16, channels - c));
             for (int i = 0; i < there; i++) join_weights(l, column + c + i, first + k, some, room[i]);

@@ -56,6 +56,8 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     a->token_scales = (float *)(a->corrections + num_rows * l->num_groups);
     l->is_tiled = l->num_groups == 1 || has_groups;
     l->a = a;
+    l->is_few = l->is_tiled && !in_tiles && takes_few(l);
+    a->flip = l->is_few && num_tokens > 1 ? 0x80 : 0;
     return a->token_scales + num_tokens;
 }
 

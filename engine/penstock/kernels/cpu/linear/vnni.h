@@ -52,20 +52,23 @@ INLINE __m512i table_of(const linear *l) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)l->table));
 }
 
-/* Weights that are needed soon. They are prefetched in equal parts while other weights are used, `lines` cache lines
- * at a time, so that memory and arithmetic work side by side. */
+/* A panel's weights, which are prefetched into the L2 cache while the panel before is used, evenly over its time, in
+ * four streams: quarters of its channels. A core asks for too few lines at once to draw the memory's rate by itself;
+ * its prefetcher, which follows streams, asks for the others. */
+enum { STREAMS = 4, DUE = 256 };
 typedef struct {
-    const int8_t *w;
-    int64_t stride, lines;
-    int shift; /* k inputs lie in k >> shift bytes */
-    int64_t lower; /* from there to the lower plane; 0: there is none, or it is no stream */
-} ahead;
+    const int8_t *at;
+    int64_t apart, lines; /* bytes from one stream to the next, and lines left of each */
+    int64_t due, rate;    /* DUE: a line of each stream; what each call adds */
+    int64_t lower;        /* from there to the lower plane; 0: there is none, or it is no stream */
+} streams;
 INLINE int64_t lower_of(const linear *l) { return l->lower_bytes ? (const int8_t *)l->lower - l->qweight : 0; }
-INLINE void fetch(const ahead *next, int64_t k) {
-    for (int64_t i = 0; i < next->lines; i++)
-        _mm_prefetch(next->w + i * next->stride + (k >> next->shift), _MM_HINT_T0);
-    for (int64_t i = 0; next->lower && i < next->lines; i++)
-        _mm_prefetch(next->w + next->lower + i * next->stride + (k >> next->shift), _MM_HINT_T0);
+INLINE void fetch_streams(streams *next) {
+    for (next->due += next->rate; next->due >= DUE && next->lines > 0; next->due -= DUE, next->lines--) {
+        for (int i = 0; i < STREAMS; i++) _mm_prefetch(next->at + i * next->apart, _MM_HINT_T1);
+        for (int i = 0; next->lower && i < STREAMS; i++) _mm_prefetch(next->at + next->lower + i * next->apart, _MM_HINT_T1);
+        next->at += 64;
+    }
 }
 
 /* Accumulators are separate variables, because GCC keeps arrays of vectors in memory. */
@@ -129,14 +132,14 @@ INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64
 #include "planes_vnni.h"
 
 /* From the input `first` on, whose weights lie at w. */
-INLINE void pack(const linear *l, const int8_t *w, int channels, int64_t first, int64_t inputs, const ahead *next,
+INLINE void pack(const linear *l, const int8_t *w, int channels, int64_t first, int64_t inputs, streams *next,
                  const int kind) {
     const __m512i table = table_of(l);
     const int64_t stride = l->row_bytes;
     const int shift = kind == INT4_STEPS ? group_shift(l) : 0;
     for (int64_t k = 0; k < inputs; k += 64) {
         int8_t *to = panel.weights + PANEL * k;
-        fetch(next, k);
+        fetch_streams(next);
         for (int c = 0; c < PANEL; c += 16, to += 64) {
             const int8_t *from = w + c * stride + (kind == INT8 ? k : k / 2);
             const __mmask64 all = ~(__mmask64)0, some = inputs - k >= 64 ? all : ((__mmask64)1 << (inputs - k)) - 1;
@@ -148,7 +151,7 @@ INLINE void pack(const linear *l, const int8_t *w, int channels, int64_t first, 
 }
 #define DEFINE_PACK(name, kind)                                                                    \
     NOINLINE void name(const linear *l, const int8_t *w, int channels, int64_t first, int64_t inputs, \
-                       const ahead *next) {                                                        \
+                       streams *next) {                                                            \
         pack(l, w, channels, first, inputs, next, kind);                                           \
     }
 DEFINE_PACK(pack_int8, INT8)
@@ -177,12 +180,12 @@ DEFINE_PACK(pack_int4_steps, INT4_STEPS)
 /* The sums of R rows begin with their `corrections`, `num_groups` apart; with NULL they go on from `sums`. */
 #define DEFINE_TILE(R)                                                                             \
     static void tile_##R(const int8_t *x, int64_t stride, const int8_t *w, int64_t inputs,         \
-                         const int32_t *corrections, int64_t num_groups, const ahead *next, int32_t (*sums)[PANEL]) { \
+                         const int32_t *corrections, int64_t num_groups, streams *next, int32_t (*sums)[PANEL]) { \
         ROWS_##R(DECLARE)                                                                          \
         if (corrections) { ROWS_##R(BEGIN) }                                                       \
         else { ROWS_##R(RESUME) }                                                                  \
         for (int64_t k = 0; k < inputs; ) {                                                        \
-            fetch(next, k);                                                            \
+            fetch_streams(next);                                                                   \
             for (const int64_t stop = MIN(k + 64, inputs); k < stop; k += 4, x += 4, w += 4 * PANEL) { \
                 __m512i wa = _mm512_load_si512(w), wb = _mm512_load_si512(w + 64);                 \
                 __m512i wc = _mm512_load_si512(w + 128), wd = _mm512_load_si512(w + 192);          \
@@ -313,7 +316,7 @@ static void load_scales(const block *b, int64_t group, int64_t group_end) {
 /* Multiply `rows` rows, from the block's row r on, by the packed inputs k to k_end. The panel's scales begin with those
  * of the group `first_scale`. */
 static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_t k_end, int64_t first_scale,
-                          ahead next) {
+                          streams *next) {
     static const int32_t zero = 0;
     const activations *a = b->l->a;
     const int64_t row = b->token * a->rows_per_token + r, size = a->group_size, n = a->num_groups;
@@ -327,8 +330,7 @@ static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_
         int32_t(*sums)[PANEL] = panel.sums + (begins && ends ? PANEL_ROWS : r);
         const int32_t *corrections = is_corrected ? a->corrections + row * n + group : &zero;
         (rows == 6 ? tile_6 : rows == 4 ? tile_4 : rows == 2 ? tile_2 : tile_1)(
-            x + k, a->padded, w, stop - k, begins ? corrections : NULL, is_corrected ? n : 0, &next, sums);
-        next.w += (stop - k) >> next.shift;
+            x + k, a->padded, w, stop - k, begins ? corrections : NULL, is_corrected ? n : 0, next, sums);
         w += PANEL * (stop - k);
         if (!ends) continue;
         if (b->l->is_grouped) add_group_of(b, token, num_tokens, group, group - first_scale, sums);
@@ -346,11 +348,12 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
     const int8_t *w = l->qweight + b->column * l->row_bytes;
     const int64_t per = l->kind == INT8 ? 1 : l->numbers.block_groups;
     int64_t first_scale = 0, scales_end = 0;
+    const int64_t at_once = MIN(64, a->group_size), calls = (k_end + at_once - 1) / at_once * parts;
+    const int64_t stream_bytes = PANEL / STREAMS * l->row_bytes, lines = stream_bytes / 64;
+    streams next = {next_weights, stream_bytes, lines, 0, (lines * DUE + calls - 1) / calls, lower_of(l)};
     memset(panel.totals, 0, l->is_grouped ? b->num_tokens * sizeof *panel.totals : 0);
     for (int64_t k = 0, stop; k < k_end; k = stop) {
         stop = MIN(k + step, k_end);
-        int64_t lines = (PANEL + parts - 1) / parts, left = PANEL - lines;
-        ahead next = {stop < k_end ? w + (stop >> l->shift) : next_weights, l->row_bytes, lines, l->shift, lower_of(l)};
         (l->lower                ? pack_planes
          : l->kind == INT8       ? pack_int8
          : l->kind == INT4       ? pack_int4
@@ -364,8 +367,7 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
         }
         for (int64_t r = 0, rows; r < num_rows; r += rows) {
             rows = num_rows - r >= 6 ? 6 : num_rows - r >= 4 ? 4 : num_rows - r >= 2 ? 2 : 1;
-            next.w += next.lines * l->row_bytes, next.lines = MIN(lines, left), left -= next.lines;
-            multiply_rows(b, r, (int)rows, k, stop, first_scale, next);
+            multiply_rows(b, r, (int)rows, k, stop, first_scale, &next);
         }
     }
     if (l->is_grouped) finish_groups(b);
@@ -373,7 +375,7 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
 
 /* Whether the rows are few enough to stay in the caches, and groups are whole vectors (for one token: halves). One
  * token always is where its activations are `halved` or `words`. */
-static bool is_few(const linear *l) {
+static bool takes_few(const linear *l) {
     const int64_t num_rows = l->a->num_tokens * l->a->rows_per_token, size = l->a->group_size;
     if (l->kind != INT8 && l->kind != INT4_STEPS) return l->a->num_tokens == 1;
     if (l->a->num_groups == 1) return num_rows <= tuning.few_rows;
@@ -384,7 +386,7 @@ static bool is_few(const linear *l) {
 static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     if (!l->is_tiled) return column;
-    if (is_few(l)) return few_rows(l, column, column_end);
+    if (l->is_few) return few_rows(l, column, column_end);
     const int64_t tokens = PANEL_ROWS / a->rows_per_token;
     for (; column < column_end; column += PANEL) {
         const int64_t next = next_column(l, column + PANEL);

@@ -156,92 +156,131 @@ INLINE void one_token_groups(const linear *l, int64_t column, int64_t column_end
 
 /* More rows: four rows by four channels at a time, or one or two rows by eight. The weights of eight channels are read
  * as they lie, and stay in the L1 cache while all rows pass over them, BLOCK_INPUTS inputs at a time so that they fit.
- * Of vectors that are made unsigned, four rows take half as many as two rows do: on Intel, the units that multiply
- * make them unsigned, too. */
-enum { CHANNELS = 8, BLOCK_INPUTS = 1024, FEW_ROWS_GROUPED = 8 };
+ * Here the rows are unsigned (`flip`), so that each vector of weights is used as it is loaded:
+ * sum(w * x) = sum(w * (x + 128)) - 128 * sum(w), modulo 2^32. */
+enum { CHANNELS = 8, BLOCK_INPUTS = 1024, FEW_ROWS_GROUPED = 4 };
 
-/* The empty asm generates nothing; an operand of it has to be in a register. */
+/* Inputs from `first` on, the weights of eight channels there as INT8, and where those begin that are needed next. These
+ * are prefetched: at each step of 64 inputs a tile fetches `next_lines` lines (1, 2 or 4) of four channels. */
+typedef struct {
+    int64_t first, inputs;
+    const int8_t *w;
+    int64_t stride;
+    const int8_t *next;
+    int64_t next_stride, next_lower; /* next_lower: from there to the lower plane; 0: there is none, or it is no stream */
+    int shift, next_lines;           /* k inputs lie in k >> shift bytes */
+} few_weights;
+/* The sums of a row and eight channels, each in 16 parts. */
+typedef __m512i few_parts[CHANNELS];
+
+INLINE void fetch_lines_at(const int8_t *next, int64_t stride, int lines) {
+    _mm_prefetch(next, _MM_HINT_T0);
+    if (lines > 1) _mm_prefetch(next + stride, _MM_HINT_T0);
+    if (lines > 2) _mm_prefetch(next + 2 * stride, _MM_HINT_T0), _mm_prefetch(next + 3 * stride, _MM_HINT_T0);
+}
+INLINE void fetch_few(const few_weights *b, const int8_t *next, int64_t k, int lines) {
+    next += k >> b->shift;
+    fetch_lines_at(next, b->next_stride, lines);
+    if (b->next_lower) fetch_lines_at(next + b->next_lower, b->next_stride, lines);
+}
+
+/* An empty asm generates nothing; an operand of it has to be in a register. */
+#define RESUME_CHANNEL(j)                                                                          \
+    __m512i a##j = begins ? zero : parts[0][j], b##j = begins ? zero : parts[rows - 1][j];         \
+    __m512i s##j = begins || !has_sums ? zero : sums[0][j];
 #define MULTIPLY_CHANNEL(j)                                                                        \
     {                                                                                              \
-        const __m512i ws = as_unsigned(_mm512_maskz_loadu_epi8(mask, w + j * stride + k));         \
-        a##j = _mm512_dpbusd_epi32(a##j, ws, xs);                                                  \
-        if (rows > 1) b##j = _mm512_dpbusd_epi32(b##j, ws, xs2);                                   \
+        const __m512i ws = _mm512_maskz_loadu_epi8(mask, w + j * stride + k);                      \
+        a##j = _mm512_dpbusd_epi32(a##j, xs, ws);                                                  \
+        if (rows > 1) b##j = _mm512_dpbusd_epi32(b##j, xs2, ws);                                   \
+        if (has_sums) s##j = _mm512_dpbusd_epi32(s##j, ones, ws);                                  \
         __asm__("" : "+v"(a##j), "+v"(b##j));                                                      \
     }
+#define KEEP_CHANNEL(j)                                                                            \
+    parts[0][j] = a##j;                                                                            \
+    if (rows > 1) parts[1][j] = b##j;                                                              \
+    if (has_sums) sums[0][j] = s##j;
 #define MULTIPLY_VECTOR(inputs)                                                                    \
     {                                                                                              \
         const __mmask64 mask = inputs;                                                             \
         const __m512i xs = _mm512_loadu_si512(x + k), xs2 = _mm512_loadu_si512(x2 + k);            \
-        EACH_OF_8(MULTIPLY_CHANNEL)                                                             \
+        EACH_OF_8(MULTIPLY_CHANNEL)                                                                \
     }
-/* One or two rows, x and x2, times eight channels, `stride` apart, over the inputs k to `stop`. */
-INLINE void dots(const int8_t *x, const int8_t *x2, const int8_t *w, int64_t stride, int64_t k, int64_t stop,
-                 const ahead *next, __m256i sums[2], const int rows) {
-    EACH_OF_8(CLEAR)
+/* One or two rows, x and x2, times eight channels, over the inputs k to `stop`. */
+INLINE void dots(const int8_t *x, const int8_t *x2, const few_weights *b, int64_t k, int64_t stop, bool begins,
+                 few_parts *parts, few_parts *sums, const int rows, const bool has_sums) {
+    const __m512i zero = {}, ones = _mm512_set1_epi8(1);
+    const int8_t *w = b->w;
+    const int64_t stride = b->stride;
+    EACH_OF_8(RESUME_CHANNEL)
     for (; k + 64 <= stop; k += 64) {
-        fetch(next, k);
+        if (has_sums) fetch_few(b, b->next, k, 4), fetch_few(b, b->next + 4 * b->next_stride, k, 4);
         MULTIPLY_VECTOR(~(__mmask64)0)
     }
     if (k < stop) MULTIPLY_VECTOR(((__mmask64)1 << (stop - k)) - 1)
-    sums[0] = sum8(sum4(a0, a1, a2, a3), sum4(a4, a5, a6, a7));
-    if (rows > 1) sums[1] = sum8(sum4(b0, b1, b2, b3), sum4(b4, b5, b6, b7));
+    EACH_OF_8(KEEP_CHANNEL)
 }
 
-/* Four rows, `padded` apart, times four channels; the four sums of a row are left in four parts. */
+/* Four rows, `padded` apart, times four channels from `c` on. */
+#define EACH_OF_4(DO) DO(0) DO(1) DO(2) DO(3)
+#define RESUME_FOUR(j)                                                                             \
+    __m512i a##j = begins ? zero : parts[0][c + j], b##j = begins ? zero : parts[1][c + j];        \
+    __m512i c##j = begins ? zero : parts[2][c + j], d##j = begins ? zero : parts[3][c + j];        \
+    __m512i s##j = begins || !has_sums ? zero : sums[0][c + j];
 #define MULTIPLY_FOUR(j)                                                                           \
     {                                                                                              \
-        const __m512i ws = as_unsigned(_mm512_maskz_loadu_epi8(mask, w + j * stride + k));         \
-        a##j = _mm512_dpbusd_epi32(a##j, ws, x0), b##j = _mm512_dpbusd_epi32(b##j, ws, x1);        \
-        c##j = _mm512_dpbusd_epi32(c##j, ws, x2), d##j = _mm512_dpbusd_epi32(d##j, ws, x3);        \
+        const __m512i ws = _mm512_maskz_loadu_epi8(mask, w + j * stride + k);                      \
+        a##j = _mm512_dpbusd_epi32(a##j, x0, ws), b##j = _mm512_dpbusd_epi32(b##j, x1, ws);        \
+        c##j = _mm512_dpbusd_epi32(c##j, x2, ws), d##j = _mm512_dpbusd_epi32(d##j, x3, ws);        \
+        if (has_sums) s##j = _mm512_dpbusd_epi32(s##j, ones, ws);                                  \
         __asm__("" : "+v"(a##j), "+v"(b##j), "+v"(c##j), "+v"(d##j));                              \
     }
+#define KEEP_FOUR(j)                                                                               \
+    parts[0][c + j] = a##j, parts[1][c + j] = b##j, parts[2][c + j] = c##j, parts[3][c + j] = d##j; \
+    if (has_sums) sums[0][c + j] = s##j;
 #define MULTIPLY_SQUARE(inputs)                                                                    \
     {                                                                                              \
         const __mmask64 mask = inputs;                                                             \
         const __m512i x0 = _mm512_loadu_si512(x + k), x1 = _mm512_loadu_si512(x + padded + k);     \
         const __m512i x2 = _mm512_loadu_si512(x + 2 * padded + k), x3 = _mm512_loadu_si512(x + 3 * padded + k); \
-        MULTIPLY_FOUR(0) MULTIPLY_FOUR(1) MULTIPLY_FOUR(2) MULTIPLY_FOUR(3)                        \
+        EACH_OF_4(MULTIPLY_FOUR)                                                                   \
     }
-INLINE void square_dots(const int8_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t k, int64_t stop,
-                        const ahead *next, __m512i sums[4]) {
-    __m512i a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
-    __m512i c0 = {}, c1 = {}, c2 = {}, c3 = {}, d0 = {}, d1 = {}, d2 = {}, d3 = {};
+INLINE void square_dots(const int8_t *x, int64_t padded, const few_weights *b, const int8_t *next, int64_t k, int64_t stop,
+                        bool begins, few_parts *parts, few_parts *sums, const int c, const bool has_sums) {
+    const __m512i zero = {}, ones = _mm512_set1_epi8(1);
+    const int8_t *w = b->w + c * b->stride;
+    const int64_t stride = b->stride;
+    EACH_OF_4(RESUME_FOUR)
     for (; k + 64 <= stop; k += 64) {
-        fetch(next, k);
+        fetch_few(b, next, k, b->next_lines);
         MULTIPLY_SQUARE(~(__mmask64)0)
     }
     if (k < stop) MULTIPLY_SQUARE(((__mmask64)1 << (stop - k)) - 1)
-    sums[0] = sum4(a0, a1, a2, a3), sums[1] = sum4(b0, b1, b2, b3);
-    sums[2] = sum4(c0, c1, c2, c3), sums[3] = sum4(d0, d1, d2, d3);
+    EACH_OF_4(KEEP_FOUR)
 }
 
-/* Inputs from `first` on, and the weights of eight channels there as INT8. */
-typedef struct {
-    int64_t first, inputs;
-    const int8_t *w;
-    int64_t stride;
-} few_weights;
+/* The sums of a row. */
+INLINE __m256i few_sums(const __m512i *p) { return sum8(sum4(p[0], p[1], p[2], p[3]), sum4(p[4], p[5], p[6], p[7])); }
 
-/* Add the products of some inputs to the totals of one, two or four rows. They are exact integers, times the group's scale
- * where there are groups. With at most 128 inputs this product is exact as well, so only adding groups rounds. */
-INLINE void few_tile(const activations *a, int64_t row, const few_weights *b, const ahead *next,
-                     double (*scales)[CHANNELS], double (*totals)[CHANNELS], const int rows, const bool is_split) {
+/* Multiply one, two or four rows by some inputs. The sums of a group that ends there are added to the totals: exact
+ * integers, times the group's scale where there are groups. With at most 128 inputs this product is exact as well, so only
+ * adding groups rounds. The first rows find 128 times the sums of the weights, `minus`, too, by way of `sums`. */
+INLINE void few_tile(const activations *a, int64_t row, const few_weights *b, __m256i *minus, few_parts *parts,
+                     few_parts *sums, double (*scales)[CHANNELS], double (*totals)[CHANNELS], const int rows,
+                     const bool is_split, const bool has_sums) {
     const int8_t *x = a->rows + row * a->padded + b->first;
-    int64_t g = b->first / a->group_size;
-    for (int64_t k = 0, end; k < b->inputs; g++, k = end) {
+    const int8_t *next = b->next + (row / 4 * b->next_lines & 3) * b->next_stride;
+    for (int64_t k = 0, g = b->first / a->group_size, end; k < b->inputs; g++, minus++, k = end) {
         end = MIN((g + 1) * a->group_size - b->first, b->inputs);
-        __m256i sums[4];
+        const bool begins = b->first + k == g * a->group_size;
         __m512d exact[4];
         if (rows == 4) {
-            __m512i low[4], high[4];
-            square_dots(x, a->padded, b->w, b->stride, k, end, next, low);
-            square_dots(x, a->padded, b->w + 4 * b->stride, b->stride, k, end, next + 1, high);
-            for (int i = 0; i < 4; i++) sums[i] = sum8(low[i], high[i]);
-        } else dots(x, x + (rows - 1) * a->padded, b->w, b->stride, k, end, next, sums, rows);
-        for (int i = 0; i < rows; i++) {
-            const int32_t correction = b->first + k == g * a->group_size ? a->corrections[(row + i) * a->num_groups + g] : 0;
-            exact[i] = _mm512_add_pd(_mm512_cvtepi32_pd(sums[i]), _mm512_set1_pd(correction));
-        }
+            square_dots(x, a->padded, b, next, k, end, begins, parts, sums, 0, has_sums);
+            square_dots(x, a->padded, b, next + 4 * b->next_stride, k, end, begins, parts, sums, 4, has_sums);
+        } else dots(x, x + (rows - 1) * a->padded, b, k, end, begins, parts, sums, rows, has_sums);
+        if (b->first + end < (g + 1) * a->group_size) continue;
+        if (has_sums) *minus = _mm256_slli_epi32(few_sums(*sums), 7);
+        for (int i = 0; i < rows; i++) exact[i] = _mm512_cvtepi32_pd(_mm256_sub_epi32(few_sums(parts[i]), *minus));
         for (int i = 0; is_split && i < rows / 2; i++)
             exact[i] = _mm512_fmadd_pd(exact[2 * i], _mm512_set1_pd(256), exact[2 * i + 1]);
         const __m512d scale = a->num_groups > 1 ? _mm512_loadu_pd(*scales++) : _mm512_set1_pd(1);
@@ -251,16 +290,20 @@ INLINE void few_tile(const activations *a, int64_t row, const few_weights *b, co
 }
 
 /* Each tile is a function that is called and not inlined, so that the tile has all registers. */
-#define DEFINE_FEW(name, rows, is_split)                                                           \
-    NOINLINE void name(const activations *a, int64_t row, const few_weights *b, const ahead *next, \
-                       double (*scales)[CHANNELS], double (*totals)[CHANNELS]) {                   \
-        few_tile(a, row, b, next, scales, totals, rows, is_split);                                 \
+#define DEFINE_FEW(name, rows, is_split, has_sums)                                                 \
+    NOINLINE void name(const activations *a, int64_t row, const few_weights *b, __m256i *minus, few_parts *parts, \
+                       few_parts *sums, double (*scales)[CHANNELS], double (*totals)[CHANNELS]) {  \
+        few_tile(a, row, b, minus, parts, sums, scales, totals, rows, is_split, has_sums);         \
     }
-DEFINE_FEW(one_row, 1, false)
-DEFINE_FEW(two_rows, 2, false)
-DEFINE_FEW(split_row, 2, true)
-DEFINE_FEW(four_rows, 4, false)
-DEFINE_FEW(split_rows, 4, true)
+DEFINE_FEW(first_two_rows, 2, false, true)
+DEFINE_FEW(first_split_row, 2, true, true)
+DEFINE_FEW(first_four_rows, 4, false, true)
+DEFINE_FEW(first_split_rows, 4, true, true)
+DEFINE_FEW(one_row, 1, false, false)
+DEFINE_FEW(two_rows, 2, false, false)
+DEFINE_FEW(split_row, 2, true, false)
+DEFINE_FEW(four_rows, 4, false, false)
+DEFINE_FEW(split_rows, 4, true, false)
 
 /* Some inputs of eight channels, whose codes are expanded into `room`. */
 INLINE void expand_channels(const linear *l, int64_t column, int64_t apart, int64_t k, int64_t inputs,
@@ -288,13 +331,6 @@ NOINLINE void join_few(const linear *l, int64_t column, int64_t apart, int64_t k
     for (int j = 0; j < CHANNELS; j++) join_weights(l, column + j * apart, k, inputs, room[j]);
 }
 
-/* Each pair of rows prefetches a part of the next weights of eight channels. */
-INLINE void share_ahead(const linear *l, const int8_t *next, int64_t stride, int64_t pairs, ahead *parts) {
-    const int64_t lines = (CHANNELS + pairs - 1) / pairs;
-    for (int64_t i = 0, first = 0; i < pairs; i++, first += lines)
-        parts[i] = (ahead){next + first * stride, stride, MAX(0, MIN(lines, CHANNELS - first)), l->shift, lower_of(l)};
-}
-
 /* All rows by the channels column, column + apart, ...: eight streams through the weights, which go on at `next_column`.
  * Tiles prefetch the next weights while they compute. */
 INLINE void few_channels(const linear *l, int64_t column, int64_t apart, int64_t next_column, const bool is_split) {
@@ -304,25 +340,28 @@ INLINE void few_channels(const linear *l, int64_t column, int64_t apart, int64_t
     double totals[MOST_FEW_ROWS][CHANNELS] = {}, scales[BLOCK_INPUTS / 64][CHANNELS];
     float own_scales[CHANNELS], y[CHANNELS];
     int8_t room[CHANNELS][BLOCK_INPUTS] __attribute__((aligned(64)));
+    few_parts parts[MOST_FEW_ROWS + 1];
+    __m256i minus[BLOCK_INPUTS / 64 + 1];
     for (int64_t k = 0, stop; k < k_end; k = stop) {
         stop = MIN(k + BLOCK_INPUTS, k_end);
         for (int64_t g = k / a->group_size, i = 0; n > 1 && g * a->group_size < stop; g++, i++)
             for (int j = 0; j < CHANNELS; j++) scales[i][j] = l->scale[(column + j * apart) * n + g];
         const int8_t *w = l->qweight + column * l->row_bytes;
         const int8_t *next = stop < k_end ? w + (stop >> l->shift) : l->qweight + next_column * l->row_bytes;
-        few_weights b = {k, stop - k, w + k, stride};
-        if (l->kind == INT4_STEPS || l->lower) {
+        /* All tiles of four rows together fetch all that is next. */
+        const int next_lines = num_rows > 12 ? 1 : num_rows > 4 ? 2 : 4;
+        few_weights b = {k, stop - k, w + k, stride, next, stride, lower_of(l), l->shift, next_lines};
+        const bool is_expanded = l->kind == INT4_STEPS || l->lower;
+        if (is_expanded) {
             if (l->lower) join_few(l, column, apart, k, stop - k, room);
             else expand_few(l, column, apart, k, stop - k, room);
             b.w = room[0], b.stride = BLOCK_INPUTS;
         }
-        ahead parts[MOST_FEW_ROWS / 2];
-        share_ahead(l, next, stride, (num_rows + 1) / 2, parts);
         for (int64_t r = 0, rows; r < num_rows; r += rows) {
             rows = num_rows - r >= 4 ? 4 : num_rows - r >= 2 ? 2 : 1;
-            (rows == 4   ? is_split ? split_rows : four_rows
-             : rows == 2 ? is_split ? split_row : two_rows
-                         : one_row)(a, r, &b, parts + r / 2, scales, totals + (r >> is_split));
+            (rows == 4   ? r ? is_split ? split_rows : four_rows : is_split ? first_split_rows : first_four_rows
+             : rows == 2 ? r ? is_split ? split_row : two_rows : is_split ? first_split_row : first_two_rows
+                         : one_row)(a, r, &b, minus, parts + r, parts + MOST_FEW_ROWS, scales, totals + (r >> is_split));
         }
     }
     for (int j = 0; j < CHANNELS; j++)
