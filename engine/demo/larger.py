@@ -11,8 +11,9 @@ was trained on copies, a draft model, in the same form.
 
 Two threads took 45 minutes for 363 and 10 steps, on two cores that others used most of the time; a step of
 the small model takes about 2 seconds where nothing else runs. In that run the learning rate followed the
-cosine of 450 steps for 338, and then fell to zero in a straight line. `OMP_WAIT_POLICY=passive` makes
-threads that wait leave the core to others.
+cosine of 450 steps for 338, and then fell to zero in a straight line: it was to have 450 and 30 steps, and
+had no time for them. The numbers of steps above have not been run as they stand, and will give somewhat
+other models. `OMP_WAIT_POLICY=passive` makes threads that wait leave the core to others.
 """
 
 from __future__ import annotations
