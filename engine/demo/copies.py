@@ -33,7 +33,7 @@ NOTES = w.phrases("""
 
 
 def notes(rng: random.Random) -> list[str]:
-    """Three to eight sentences with words drawn anew."""
+    """Three to ten sentences with words drawn anew."""
 
     def note() -> str:
         return rng.choice(NOTES).format(
@@ -48,7 +48,7 @@ def notes(rng: random.Random) -> list[str]:
             sky=rng.choice(calls.SKIES),
         )
 
-    return [note() for _ in range(rng.randint(3, 8))]
+    return [note() for _ in range(rng.randint(3, 10))]
 
 
 def sentences(rng: random.Random) -> list[str]:
@@ -56,7 +56,7 @@ def sentences(rng: random.Random) -> list[str]:
     if rng.random() < 0.5:
         return notes(rng)
     told = Story(rng).text("").replace("\n", " ").split(". ")
-    return [f"{part.rstrip('.')}." for part in told if part][: rng.randint(3, 8)]
+    return [f"{part.rstrip('.')}." for part in told if part][: rng.randint(3, 10)]
 
 
 def copied(rng: random.Random) -> Document:
@@ -83,8 +83,16 @@ def _replaced(piece: str, old: str, new: str) -> str:
     return new + piece[len(bare) :] if bare == old else piece
 
 
+def drill(rng: random.Random) -> Document:
+    """Words drawn anew, and the same words again: no one can guess them, so that copying is all there is
+    to learn here."""
+    text = " ".join(invented_word(rng) for _ in range(rng.randint(4, 24)))
+    return Document(turns=(("user", f"{rng.choice(AGAIN)}\n{text}"), ("assistant", text)))
+
+
 def documents_with_copies(seed: int) -> Iterator[Document]:
-    """The demo's documents, and three such chats for each of them."""
+    """The demo's documents (a fifth), chats as above, and drills (a seventh)."""
     rng, others = random.Random(seed), documents(seed + 1)
     while True:
-        yield copied(rng) if rng.random() < 0.75 else next(others)
+        chance = rng.random()
+        yield next(others) if chance < 0.2 else drill(rng) if chance < 0.35 else copied(rng)

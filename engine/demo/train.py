@@ -236,8 +236,8 @@ def new_model(tokenizer: Tokenizer, context: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def loss_of(model: LlamaForCausalLM, chunk: Chunk) -> Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+def loss_of(model: LlamaForCausalLM, chunk: Chunk, is_bfloat16: bool = True) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_bfloat16):
         logits = model(input_ids=chunk.inputs, use_cache=False).logits
     return functional.cross_entropy(logits.float().flatten(0, 1), chunk.labels.flatten())
 

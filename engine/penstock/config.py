@@ -234,7 +234,7 @@ class EngineConfig:
     max_guesses: int = 32
     #: A text is looked up where it has stood before: where at least so many tokens at its end are the same.
     #: Places are compared by so many tokens at most.
-    prompt_lookup_min: int = 2
+    prompt_lookup_min: int = 1
     prompt_lookup_max: int = 32
     #: Adapters (LoRA, folders as PEFT writes them) that are loaded at the start: (name, folder).
     adapters: tuple[tuple[str, str], ...] = ()
@@ -315,7 +315,7 @@ class EngineConfig:
             ("num_resident_layers", 0),
             ("num_threads", 1),
             ("max_guesses", 1),
-            ("prompt_lookup_min", 2),
+            ("prompt_lookup_min", 1),
             ("adapter_bytes", 0),
             ("prompt_lookup_max", self.prompt_lookup_min),
         ):

@@ -8,7 +8,8 @@ models. Guesses are chosen by the measured rates of the machine, as in a server.
 
 Requests are chats, completions and copies: to write a text again, to edit or to quote it; these texts are
 none of those of the training. One request follows the other; for each, the drafters take turns. A prompt's
-own step counts. Answers must not depend on guesses.
+own step counts. Answers must not depend on guesses. "copyable" says what the text alone can bring: tokens in
+a sweep if each guess were the longest piece of the true answer that stands in the text already.
 """
 
 from __future__ import annotations
@@ -94,6 +95,20 @@ def asked(engine: Engine, kind: str, count: int) -> list[list[int]]:
     return [render_chat(engine.tokenizer, chat) for chat in chats]
 
 
+def num_copying_sweeps(prompt: List[int], answer: List[int], most: int = EngineConfig.max_guesses) -> int:
+    """Sweeps for an answer if each guess were the longest piece of it, of at most so many tokens, that stands
+    in prompt or answer already."""
+    text, left, sweeps = [*prompt], [*answer], 0
+    while left:
+        length = 0
+        for place in range(len(text)):
+            end = min(most, len(left) - 1, len(text) - place)
+            same = next((n for n in range(end) if text[place + n] != left[n]), end)
+            length = max(length, same)
+        text, left, sweeps = text + left[: length + 1], left[length + 1 :], sweeps + 1
+    return sweeps
+
+
 def answer(engine: Engine, drafter: Drafter, prompt: list[int], params: SamplingParams, found: Found) -> None:
     timed = Timed(drafter)
     engine.scheduler._drafter = timed
@@ -112,13 +127,16 @@ def compare(
 ) -> str:
     """A line."""
     found = {name: Found() for name in drafters}
-    for prompt in asked(engine, kind, count):
+    prompts = asked(engine, kind, count)
+    for prompt in prompts:
         for name, drafter in drafters.items():
             answer(engine, drafter, prompt, params, found[name])
     texts = [each.answers for each in found.values()]
     assert all(each == texts[0] for each in texts), "an answer depends on guesses"
     cells = "   ".join(each.cell for each in found.values())
-    return f"{kind:10} {params.temperature:4}   {cells}"
+    sweeps = sum(num_copying_sweeps(prompt, each) for prompt, each in zip(prompts, texts[0], strict=True))
+    copyable = sum(map(len, texts[0])) / sweeps
+    return f"{kind:10} {params.temperature:4}   {cells}   {copyable:6.2f}"
 
 
 def main() -> None:
@@ -139,7 +157,9 @@ def main() -> None:
         expected = {count: round(1e3 * engine.meter.known_s(count), 1) for count in (1, 8, 32)}
         num_layers = engine.metrics.num_streamed_layers
         print(f"{num_layers} layers streamed; predicted ms of a step of so many tokens: {expected}")
-        print("tokens in a sweep, tokens/s, ms of guessing in a sweep: off, " + ", ".join(models))
+        print(
+            "tokens in a sweep, tokens/s, ms of guessing in a sweep: off, " + ", ".join(models) + "; copyable"
+        )
         for kind in options.kinds:
             for temperature in (0.0, 0.8):
                 params = SamplingParams(temperature=temperature, seed=1, max_tokens=options.tokens)

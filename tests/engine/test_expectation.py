@@ -8,7 +8,7 @@ from collections.abc import Sequence as List
 import pytest
 
 from penstock.config import EngineConfig
-from penstock.generation.drafting.acceptance import NUM_RANKS, Acceptance
+from penstock.generation.drafting.acceptance import NUM_RANKS, Acceptance, kind_of_match
 from penstock.generation.drafting.choice import PlainStep, choose
 from penstock.generation.drafting.expectation import (
     Assumed,
@@ -36,6 +36,13 @@ def streamed_s(num_tokens: int) -> float:
     return max(1.0, num_tokens / 24)
 
 
+def quote(guesses: Guesses) -> None:
+    """A chain in which each guess is as likely as the first: a plan does not count on more."""
+    node: int | None = -1
+    for token in range(1, 33):
+        node = None if node is None else guesses.add(node, token, kind_of_match(9))
+
+
 @pytest.mark.parametrize("predict_s", [streamed_s, lambda n: 1 + 0.02 * n, lambda n: 1.0 * n])
 @pytest.mark.parametrize("num_seqs", [1, 3, 30])
 def test_a_text_is_expected_to_bring_what_the_engine_would_choose(
@@ -51,7 +58,7 @@ def test_a_text_is_expected_to_bring_what_the_engine_would_choose(
             sequence = Sequence(number, GenerationRequest([0], SamplingParams()), 1000)
             each = Guesses(sequence, Acceptance(), step.least_chance)
             if drafter is quotation:
-                each.add_chain(range(1, 33), 9)
+                quote(each)
             else:
                 each.spread(Fresh())
             guesses.append(each)

@@ -6,6 +6,7 @@ import itertools
 
 import torch
 from test_demo_corpus import module
+from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 copies, larger = module("copies"), module("larger")
@@ -31,6 +32,18 @@ def test_answers_are_made_of_the_text_in_the_request() -> None:
             changed = {(a.rstrip(".,"), b.rstrip(".,")) for a, b in zip(before, after, strict=True) if a != b}
             assert len(changed) <= 1 and all(a in request and b in request for a, b in changed)
     assert min(kinds.values()) > 20
+
+
+def test_rows_begin_with_a_document() -> None:
+    """So that no answer is learned whose request was cut off."""
+    tokenizer = Tokenizer.from_file(str(larger.DEMO / "tokenizer.json"))
+    bos, assistant = tokenizer.token_to_id("<|bos|>"), tokenizer.token_to_id("<|assistant|>")
+    chunk = next(larger.shaped(tokenizer, 3, (4, 200)))
+    assert chunk.inputs.shape == chunk.labels.shape == (4, 200) and (chunk.inputs[:, 0] == bos).all()
+    is_learned = chunk.labels >= 0
+    assert is_learned.any(dim=1).all() and not is_learned.all(dim=1).any()
+    assert torch.equal(chunk.labels[:, :-1][is_learned[:, :-1]], chunk.inputs[:, 1:][is_learned[:, :-1]])
+    assert is_learned[chunk.inputs == assistant].all(), "the first token of an answer is learned"
 
 
 def test_a_grown_model_computes_what_the_small_one_does() -> None:

@@ -15,12 +15,19 @@ from test_engine import exact
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import InvalidParameter
-from penstock.generation.drafting.acceptance import Acceptance, kind_of_match, kind_of_rank, kind_of_share
+from penstock.generation.drafting.acceptance import (
+    OTHER_PLACE,
+    Acceptance,
+    kind_of_match,
+    kind_of_rank,
+    kind_of_share,
+)
 from penstock.generation.drafting.allowance import FIRST, SHARE
 from penstock.generation.drafting.draft_tree import NO_GUESSES, DraftTree
 from penstock.generation.drafting.drafter import NO_DRAFTS
+from penstock.generation.drafting.guesses import Guesses
 from penstock.generation.drafting.recycled_tokens import RecycledTokens
-from penstock.generation.drafting.repeated_text import MIN_MATCH, RepeatedText
+from penstock.generation.drafting.repeated_text import RepeatedText
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence
@@ -40,17 +47,17 @@ def linear_s(num_tokens: int) -> float:
 
 def plain_guess(tokens: list[int], length: int) -> tuple[list[int], int]:
     """The same by brute force: all earlier places, the longest match, the latest of several."""
-    best, most = 0, MIN_MATCH - 1
-    for place in range(MIN_MATCH, len(tokens)):
+    best, most = 0, 0
+    for place in range(1, len(tokens)):
         same = 0
         while (
             same < min(EngineConfig.prompt_lookup_max, place)
             and tokens[place - 1 - same] == tokens[-1 - same]
         ):
             same += 1
-        if same >= MIN_MATCH and same >= most:
+        if same and same >= most:
             best, most = place, same
-    if most < MIN_MATCH:
+    if not most:
         return [], 0
     period = len(tokens) - best
     return [tokens[best + offset % period] for offset in range(length)], most
@@ -77,17 +84,41 @@ def test_guesses_are_those_of_brute_force(num_kinds: int) -> None:
 
 def test_an_example_is_guessed_where_the_answer_follows_it() -> None:
     text = RepeatedText([5, 6, 7, 8, 9])
-    text.follow([1, 6])
+    text.follow([1])
     assert text.guesses(3) == []
     text.follow([1, 6, 7])
     (found,) = text.guesses(9)
     assert found.token_ids == (8, 9)  # and nothing beyond the example's end
+    text.follow([1, 6, 7, 9])
+    assert text.guesses(9) == []
 
 
 def test_other_places_are_guessed_too() -> None:
     text = RepeatedText()
     text.follow([1, 2, 3, 7, 0, 2, 3, 8, 0, 1, 2, 3])
     assert [(each.token_ids, each.num_same) for each in text.guesses(2)] == [((7, 0), 3), ((8, 0), 2)]
+
+
+def test_the_last_token_alone_counts_where_no_pair_is_the_same() -> None:
+    text, tokens = RepeatedText(), [1, 2, 3, 4, 2, 5, 0, 2]
+    text.follow(tokens)
+    assert [(each.token_ids, each.num_same) for each in text.guesses(2)] == [((5, 0), 1), ((3, 4), 1)]
+    assert text.behind([9, 2], 2) == [], "what another text says next is not guessed from one token"
+    only_pairs = RepeatedText(config=EngineConfig(prompt_lookup_min=2))
+    only_pairs.follow(tokens)
+    assert only_pairs.guesses(2) == []
+
+
+def test_a_guess_behind_right_ones_is_trusted_like_a_longer_match() -> None:
+    mine = sequence([1, 2])
+    each = Guesses(mine, Acceptance(), 0.0)
+    each.add_chain([3, 4, 5], 1)
+    each.add_chain([6, 7], 2, OTHER_PLACE)
+    assert each.kinds == [kind_of_match(1), kind_of_match(2), kind_of_match(3), OTHER_PLACE, kind_of_match(3)]
+    rates = [Acceptance().rate(kind) for kind in each.kinds]
+    assert each.chances == pytest.approx(
+        [rates[0], rates[0] * rates[1], math.prod(rates[:3]), rates[3], rates[3] * rates[4]]
+    )
 
 
 def sequence(prompt: list[int], **params: object) -> Sequence:

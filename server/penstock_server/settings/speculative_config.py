@@ -112,9 +112,8 @@ def _trouble(key: str, value: object) -> str:
     if key == "model":
         return "" if isinstance(value, str) and value else f"model is {value!r}; name a folder or repository"
     if key in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
-        least = 1 if key == "num_speculative_tokens" else EngineConfig.prompt_lookup_min
-        fits = type(value) is int and value >= least
-        return "" if fits else f"{key} is {value!r}; it must be a whole number, at least {least}"
+        fits = type(value) is int and value >= 1
+        return "" if fits else f"{key} is {value!r}; it must be a whole number, at least 1"
     if key == "draft_tensor_parallel_size":
         return "" if value == 1 else f"{key} is {value!r}; it can be 1: a draft model is on one processor"
     if key == "rejection_sample_method":

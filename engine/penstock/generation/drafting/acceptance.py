@@ -6,13 +6,13 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 #: Guesses by what stood behind the same words: a kind for each length of a match from here on ...
-_MATCHES = (2, 3, 4, 6, 9, 17)
+_MATCHES = (1, 2, 3, 4, 6, 9, 17)
 #: ... and a draft model's guesses: a kind for each share of the probability from here on.
 _SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95)
 #: What is assumed of a guess at first. Prompt lookup is right in 30 to 40% of cases in prose, and nearly
 #: always in a long quotation. A draft model is trusted a little less than it trusts itself.
 _PRIORS = (
-    *(0.25, 0.35, 0.5, 0.65, 0.8, 0.9),
+    *(0.12, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9),
     #: The first token behind the same words at another place than the best one.
     0.12,
     *(0.01, 0.03, 0.06, 0.12, 0.22, 0.35, 0.5, 0.65, 0.8, 0.9),
@@ -40,7 +40,7 @@ _RECOVERY = 0.99
 
 
 def kind_of_match(num_same: int) -> int:
-    """The kind of a guess where so many tokens match, at least 2."""
+    """The kind of a guess where so many tokens match, at least 1."""
     return bisect_right(_MATCHES, num_same) - 1
 
 

@@ -80,9 +80,11 @@ class Guesses:
         return node
 
     def add_chain(self, token_ids: List[int], num_same: int, first_kind: int | None = None) -> None:
-        """What followed the same `num_same` tokens elsewhere."""
-        node, kind = -1, kind_of_match(num_same)
+        """What followed the same `num_same` tokens elsewhere. Where a guess matters, those before it
+        are right: they are the same in both places, too."""
+        node = -1
         for number, token_id in enumerate(token_ids):
+            kind = kind_of_match(num_same + number)
             found = self.add(node, token_id, kind if number or first_kind is None else first_kind)
             if found is None:
                 return

@@ -32,7 +32,7 @@ from penstock.generation.drafting.drafter import Drafter
 from penstock.generation.drafting.earlier_texts import EarlierTexts
 from penstock.generation.drafting.fork_limit import ForkLimit
 from penstock.generation.drafting.guesses import Guesses
-from penstock.generation.drafting.repeated_text import MIN_MATCH, RepeatedText
+from penstock.generation.drafting.repeated_text import PAIR, RepeatedText
 from penstock.generation.sequence import Sequence
 
 #: The beginning of a predicted answer is trusted as a match of so many tokens.
@@ -56,7 +56,7 @@ class _Track:
         self.guesses = Guesses(sequence, self.acceptance, least_chance)
         self.text.follow(sequence.token_ids)
         prediction, num_done = sequence.params.prediction, sequence.num_output_tokens
-        if num_done < MIN_MATCH and prediction[:num_done] == tuple(
+        if num_done < PAIR and prediction[:num_done] == tuple(
             sequence.token_ids[len(sequence.token_ids) - num_done :]
         ):
             # The answer may begin as it was predicted; later, what matches says where it stands there.
