@@ -187,6 +187,7 @@ def main() -> None:
             whole = whole or expected
             speeds["off"].append(speed)
             num_off = plain.metrics.num_streamed_layers
+        del plain  # an engine that is closed keeps its memory as long as somebody has it
         with loaded(options, config, hardware) as engine:
             assert engine.draft_model is not None
             forced = Forced(engine.draft_model, rates)
@@ -197,6 +198,7 @@ def main() -> None:
             speeds["on"].append(speed)
             print(f"off {speeds['off'][-1]:.3f} tokens/s, {num_off} layers streamed; on {speed:.3f}:")
             print(said(engine, forced, (options.tokens - 1) / steps), flush=True)
+        del engine, forced
     off, on = (statistics.median(speeds[name]) for name in ("off", "on"))
     print(f"medians: off {off:.3f}, on {on:.3f} tokens/s: {on / off:.2f} times")
 
