@@ -41,9 +41,9 @@ def card_number(device: str) -> int | None:
 #: The values that parameters of a KernelTuning may have.
 TUNING_RANGES = {
     "prefetch_bytes": range(0, 65536 + 1, 64),
-    "few_rows": range(2, 16 + 1),
+    "few_rows": range(2, 64 + 1),
     "panel_inputs": range(256, 2048 + 1, 256),
-    "panel_inputs_few": range(256, 2048 + 1, 256),
+    "lane_rows": range(16, 1024 + 1, 16),
     "read_threads": range(0, 65536 + 1),
 }
 
@@ -55,11 +55,13 @@ class KernelTuning:
 
     #: How far ahead of a product with one token its weights are prefetched.
     prefetch_bytes: int = 2048
-    #: The most rows of integers for which weights are multiplied as they lie, and not packed first.
-    few_rows: int = 16
-    #: Inputs that are packed at a time, for many rows and for few rows.
+    #: The most rows of integers that are multiplied row by row.
+    few_rows: int = 32
+    #: Inputs of weights that are packed at a time.
     panel_inputs: int = 2048
-    panel_inputs_few: int = 256
+    #: The most rows of integers that lie in lanes, for which weights are used as they lie; with more, weights
+    #: with a scale for each channel are packed.
+    lane_rows: int = 128
     #: Threads of a product with one token, which waits for memory; 0: all threads.
     read_threads: int = 0
 

@@ -195,8 +195,11 @@ def test_grouped_scales_equal_the_reference_bit_for_bit(
         (7, 4170, 21, 0),  # few rows, blocks of 2048 inputs, the last one of 74
         (4, 2176, 19, 64),  # few rows, groups in two blocks
         (4, 2176, 19, 128),
-        (20, 2100, 70, 0),  # blocks of 256 inputs, the last one of 52
-        (70, 4131, 70, 0),  # blocks of 2048 inputs
+        (20, 2100, 70, 0),  # two blocks, the last one of 52
+        (24, 4131, 67, 0),  # rows in lanes: inputs and channels that fill no strip
+        (32, 9000, 53, 0),  # more inputs than four tiles of rows take
+        (64, 130, 99, 0),  # two panels of tiles, or one
+        (70, 4131, 70, 0),  # panels' blocks of 2048 inputs
         (70, 4160, 66, 32),
         (70, 2304, 66, 128),  # groups in two blocks
         (30, 1440, 66, 96),  # groups that go on in the next block

@@ -44,7 +44,7 @@ def cases(activations: str) -> list[Case]:
         whole = matrix(rows, columns, size, number)
         middles = QuantizedTensor((whole.qweight >> 4 << 4) + 8, whole.scale)
         generator = torch.Generator().manual_seed(number)
-        for num_tokens in (1, 2, 3, 8, 19):
+        for num_tokens in (1, 2, 3, 8, 19, 24):
             x = torch.randn(num_tokens, columns, generator=generator) * 10 ** (number - 3)
             bias = torch.randn(rows, generator=generator) if num_tokens % 2 else None
             planes = PlanesTensor.of(whole)

@@ -42,9 +42,9 @@ def trials(build: str, num_threads: int) -> list[Trial]:
     found = [Trial("prefetch_bytes", (2048, 0, 1024, 4096), (2,)), *([threads] if num_threads > 1 else [])]
     if build == _PACKING:
         found += [
-            Trial("few_rows", (16, 8, 4), (6, 8, 16)),
-            Trial("panel_inputs_few", (256, 512, 1024), (32, 64)),
-            Trial("panel_inputs", (2048, 1024), (256,)),
+            Trial("few_rows", (32, 16, 8, 64), (16, 32, 64)),
+            Trial("lane_rows", (128, 16, 512), (64, 256)),
+            Trial("panel_inputs", (2048, 1024), (1024,)),
         ]
     return found
 

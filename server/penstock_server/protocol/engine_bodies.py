@@ -387,7 +387,7 @@ class TuningBody(Told):
     prefetch_bytes: int
     few_rows: int
     panel_inputs: int
-    panel_inputs_few: int
+    lane_rows: int
     read_threads: int
 
 

@@ -169,7 +169,7 @@ HARDWARE = [
     "kernels.tuning.prefetch_bytes",
     "kernels.tuning.few_rows",
     "kernels.tuning.panel_inputs",
-    "kernels.tuning.panel_inputs_few",
+    "kernels.tuning.lane_rows",
     "kernels.tuning.read_threads",
     "kernels.others_share",
     "others_share",

@@ -62,10 +62,10 @@ static bool takes_same(const activations *a, const activations *b) {
 static void plan_tasks(products *all) {
     int64_t columns = 0;
     for (int64_t i = 0; i < all->num_products; i++) columns += all->products[i].l.out_features;
-    const int64_t at_once = task_columns(columns);
     all->num_quantized = all->num_tasks = 0;
     for (int64_t i = 0; i < all->num_products; i++) {
         product *p = all->products + i;
+        const int64_t at_once = task_columns(columns, p->l.a);
         p->l.columns_per_task = at_once, p->l.first_task = p->first_task = all->num_tasks;
         p->first_quantized = all->num_quantized;
         all->num_quantized += p->is_shared ? 0 : num_quantized(&p->a);

@@ -254,7 +254,7 @@ static bool find_units(const linear *l, int64_t column, int64_t column_end) {
 
 /* All channels, for activations in tiles. Channels without steps are computed in plain C, and those that are packed with
  * them. */
-static void linear_tiles(const linear *l, int64_t column, int64_t column_end) {
+static void linear_amx(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     start_tiles(l->is_grouped && a->group_size < 64 ? 32 : 64);
     const int64_t span = l->kind == INT4_STEPS ? TILE_CHANNELS : TILE_SPAN;

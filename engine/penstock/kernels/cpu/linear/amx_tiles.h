@@ -1,11 +1,9 @@
 /* Weights and activations in the tiles of AMX. Part of amx.h.
  *
- * Weights become INT8 in tiles of 16 channels by 64 inputs, on the way from codes of 4 bits too. Activations are quantized
- * into tiles of 16 rows: four inputs of all rows lie side by side. */
+ * Weights become INT8 in tiles of 16 channels by 64 inputs, on the way from codes of 4 bits too. */
 #pragma once
 
 enum {
-    TILE = 16,
     TILE_BYTES = TILE * 64,
     TILE_CHANNELS = 2 * TILE, /* whose weights lie in tiles at a time */
     /* From 64 inputs to the next; without the gap, all stores of a channel would meet in two sets of the L1 cache. */
@@ -137,47 +135,3 @@ typedef struct {
     const int8_t *at;
     int64_t channel, inputs;
 } tile_weights;
-
-/* Quantizing activations into tiles: 128 inputs of all rows of a tile at a time. Rows without a token are zeros. */
-INLINE void quantize_inputs(const activations *a, int64_t token, int64_t k, float divisor, int8_t *hi, int8_t *lo) {
-    const int64_t half = a->halved_by ? a->halved_by : 1, size = a->num_groups > 1 ? a->group_size : 128;
-    const int64_t row = token * a->rows_per_token;
-    const float *x = inputs_of(a, token) + k;
-    float some[128], own[128];
-    if (a->in_features - k < 128) {
-        memset(some, 0, sizeof some);
-        x = memcpy(some, x, (a->in_features - k) * sizeof *x);
-    }
-    if (half > 1) {
-        for (int64_t i = 0; i < 128; i += half)
-            for (int64_t j = 0; j < half / 2; j++) own[i + j] = x[i + 2 * j], own[i + half / 2 + j] = x[i + 2 * j + 1];
-        x = own;
-    }
-    for (int64_t i = 0; i < 128; i += size) {
-        int32_t sums[2];
-        if (lo) quantize_group(x + i, size, divisor, hi + i, lo + i, a->offset, sums, sums + 1, true);
-        else quantize_group(x + i, size, divisor, hi + i, NULL, a->offset, sums, NULL, false);
-        const int64_t group = a->num_groups > 1 ? (k + i) / size : 0;
-        if (group >= a->num_groups) continue;
-        int32_t *corrections = a->corrections + row * a->num_groups + group; /* of one group: modulo 2^32 */
-        corrections[0] = (int32_t)((uint32_t)corrections[0] + (uint32_t)sums[0]);
-        if (lo) corrections[a->num_groups] = (int32_t)((uint32_t)corrections[a->num_groups] + (uint32_t)sums[1]);
-    }
-}
-static void quantize_tile(void *context, int64_t tile) {
-    const activations *a = context;
-    const bool is_split = a->rows_per_token == 2;
-    const int64_t tokens = TILE / a->rows_per_token, token = tile * tokens, there = MIN(tokens, a->num_tokens - token);
-    int8_t rows[TILE][128] __attribute__((aligned(64))) = {}, *to = a->rows + tile * TILE * a->padded;
-    float divisors[TILE];
-    memset(a->corrections + token * a->rows_per_token * a->num_groups, 0,
-           there * a->rows_per_token * a->num_groups * sizeof *a->corrections);
-    for (int64_t i = 0; i < there; i++) divisors[i] = token_divisor(a, token + i);
-    for (int64_t k = 0; k < a->padded; k += 128, to += 128 * TILE) {
-        for (int64_t i = 0; i < there; i++)
-            quantize_inputs(a, token + i, k, divisors[i], rows[i], is_split ? rows[8 + i] : NULL);
-        transpose_words(rows[0], 128, to, 64);
-        transpose_words(rows[0] + 64, 128, to + 64 * TILE, 64);
-    }
-}
-

@@ -26,6 +26,9 @@ typedef int16_t integer;
 
 #include "../activations.h"
 
+/* Channels of a task, or a multiple, where lanes are rows of activations (vnni_lanes.h). */
+enum { LANE_TASK = 48 };
+
 /* How weights lie in memory: bytes, or two codes of 4 bits in a byte (the first in the low half), which stand for
  * integers that follow each other, or for those of a table. INT4_STEPS: steps.h. INT4_SHIFTS: a table's integers, with
  * scales that are powers of two, where one token has a kernel for them (vnni_factors.h). */
@@ -128,14 +131,23 @@ INLINE int64_t next_column(const linear *l, int64_t column) {
     return column % l->columns_per_task ? column : (atomic_load(&pool.next) - l->first_task) * l->columns_per_task;
 }
 
+/* Tiles of rows that hold the activations of some tokens. */
+INLINE int64_t num_tiles_of(int64_t num_tokens, int rows_per_token);
+
 #include "steps.h"
 #include "planes.h"
 
-/* Tiles of AMX, where a build has none. */
+/* Tiles of AMX, and of rows, where a build has none. */
 #if !defined(__AMX_INT8__)
-enum { TILE = 16, has_tiles = 0 };
+enum { has_tiles = 0 };
 static bool takes_tiles(const linear *l, int64_t num_tokens, int64_t size) {
     return (void)l, (void)num_tokens, (void)size, false;
+}
+#endif
+#if !HAS_VNNI
+enum { TILE = 16 };
+static bool takes_lanes(const linear *l, int64_t num_tokens, int rows_per_token) {
+    return (void)l, (void)num_tokens, (void)rows_per_token, false;
 }
 static void linear_tiles(const linear *l, int64_t column, int64_t column_end) {
     (void)l, (void)column, (void)column_end;

@@ -10,7 +10,6 @@ INLINE int64_t code_block(int64_t num_tokens, int activation_bits) {
 #endif
 }
 
-/* Tiles of rows that hold the activations of some tokens. */
 INLINE int64_t num_tiles_of(int64_t num_tokens, int rows_per_token) {
     return (num_tokens * rows_per_token + TILE - 1) / TILE;
 }
@@ -36,12 +35,13 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     } else if (l->kind == INT4_TABLE && has_groups && size >= 32 && num_tokens == 1 && seems_shifted(l, in_features))
         l->kind = INT4_SHIFTS, l->is_grouped = false;
     const bool by_factors = l->kind == INT4_STEPS || l->kind == INT4_SHIFTS;
-    const bool sums_groups = has_groups && !by_factors, in_tiles = takes_tiles(l, num_tokens, size);
+    const bool sums_groups = has_groups && !by_factors, in_amx = takes_tiles(l, num_tokens, size);
+    const bool in_lanes = !in_amx && takes_lanes(l, num_tokens, activation_bits / 8), in_tiles = in_amx || in_lanes;
     const bool has_words = l->lower ? joins_words(l, num_tokens, in_features) : l->kind == INT4 || l->kind == INT4_TABLE;
     const int64_t words = has_words && !in_tiles ? code_block(num_tokens, activation_bits) : 0;
     const int rows_per_token = HAS_BYTES && activation_bits == 16 && !words ? 2 : 1;
     const bool has_halves = by_factors || (l->lower && l->num_groups == 1);
-    const bool is_halved = in_tiles ? l->kind != INT8 : HAS_VNNI && has_halves && num_tokens == 1;
+    const bool is_halved = in_tiles ? in_amx && l->kind != INT8 : HAS_VNNI && has_halves && num_tokens == 1;
     const bool has_blocks = is_halved && by_factors; /* the last block is filled up with zeros */
     const int64_t padded = in_tiles || has_blocks ? (in_features + 127) / 128 * 128 : (in_features + 63) / 64 * 64;
     const int64_t num_rows = in_tiles ? num_tiles_of(num_tokens, rows_per_token) * TILE : num_tokens * rows_per_token;
@@ -49,7 +49,7 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     a->group_size = sums_groups ? size : in_features, a->num_groups = sums_groups ? l->num_groups : 1;
     a->rows_per_token = rows_per_token, a->words = words, a->in_tiles = in_tiles, a->offset = offset;
     a->halved_by = !is_halved ? 0 : has_halves ? 128 : size;
-    a->halved = !is_halved ? 0 : has_blocks ? padded : in_tiles ? in_features : in_features / 128 * 128;
+    a->halved = !is_halved ? 0 : has_blocks ? padded : in_amx ? in_features : in_features / 128 * 128;
     a->limit = activation_bits == 16 ? 32512.0f : 127.0f;
     a->rows = scratch;
     a->corrections = (int32_t *)((int8_t *)scratch + num_rows * padded * (words ? 2 : sizeof(integer)));
@@ -57,7 +57,7 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     l->is_tiled = l->num_groups == 1 || has_groups;
     l->a = a;
     l->is_few = l->is_tiled && !in_tiles && takes_few(l);
-    a->flip = l->is_few && num_tokens > 1 ? 0x80 : 0;
+    a->flip = in_lanes || (l->is_few && num_tokens > 1) ? 0x80 : 0;
     return a->token_scales + num_tokens;
 }
 
@@ -71,9 +71,11 @@ static void quantize_some(void *context, int64_t index) {
     else quantize_token(context, index);
 }
 
-/* Eight tasks a thread balance cores that other work slows down. A task of 64 channels is worth starting. */
-static int64_t task_columns(int64_t num_columns) {
-    return MAX(64, num_columns / (8 * (atomic_load(&pool.num_wanted) + 1)) / 64 * 64);
+/* Tasks balance cores that other work slows down: eight a thread with one token, whose tasks are long streams, else 24. A
+ * task of 64 channels is worth starting, or of 48, the channels of whole strips, where lanes are rows. */
+static int64_t task_columns(int64_t num_columns, const activations *a) {
+    const int64_t least = a->in_tiles && a->flip ? LANE_TASK : 64;
+    return MAX(least, num_columns / ((a->num_tokens > 1 ? 24 : 8) * (atomic_load(&pool.num_wanted) + 1)) / least * least);
 }
 
 /* Quantizes the activations into `scratch`, and computes what `l` has of weights and results. */
@@ -84,7 +86,7 @@ static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t 
     plan_linear(l, &a, num_tokens, in_features, offset, activation_bits, scratch);
     const int64_t quantized = num_quantized(&a);
     for_rows(quantized, num_tokens / quantized * in_features, quantize_some, &a);
-    l->columns_per_task = task_columns(l->out_features);
+    l->columns_per_task = task_columns(l->out_features, &a);
     parallel_on(num_tokens == 1 && tuning.read_threads ? tuning.read_threads : INT_MAX,
                 (l->out_features + l->columns_per_task - 1) / l->columns_per_task, linear_task, l);
 }

@@ -76,6 +76,7 @@ INLINE void fetch_streams(streams *next) {
 #define ROWS_2(DO) DO(0) DO(1)
 #define ROWS_4(DO) ROWS_2(DO) DO(2) DO(3)
 #define ROWS_6(DO) ROWS_4(DO) DO(4) DO(5)
+#include "row_tiles.h"
 #include "vnni_few.h"
 
 /* More than a few rows: a panel of 64 channels by some inputs is packed (a lane per channel, four inputs each) into
@@ -85,6 +86,7 @@ INLINE void fetch_streams(streams *next) {
 enum {
     PANEL = 64,
     PANEL_FEW_ROWS = 128,
+    PANEL_INPUTS_FEW = 256,
     PANEL_ROWS = 768,
     SCALES_AT_ONCE = 64, /* at least: groups whose scales are widened together */
     MAX_GROUPS = MOST_PANEL_INPUTS / 16 + 16
@@ -95,27 +97,6 @@ static _Thread_local struct {
     double totals[PANEL_ROWS][PANEL]; /* with groups */
     double scales[MAX_GROUPS][PANEL], minima[MAX_GROUPS][PANEL];
 } panel;
-
-/* 16 rows of 16 words of 32 bits -> their columns, `apart` bytes apart: first within quarters of vectors, then the
- * quarters. */
-INLINE void store_columns(const __m512i r[16], int8_t *to, int64_t apart) {
-    __m512i q[4][4];
-    for (int i = 0; i < 4; i++) {
-        const __m512i *own = r + 4 * i;
-        __m512i ab = _mm512_unpacklo_epi32(own[0], own[1]), AB = _mm512_unpackhi_epi32(own[0], own[1]);
-        __m512i cd = _mm512_unpacklo_epi32(own[2], own[3]), CD = _mm512_unpackhi_epi32(own[2], own[3]);
-        q[i][0] = _mm512_unpacklo_epi64(ab, cd), q[i][1] = _mm512_unpackhi_epi64(ab, cd);
-        q[i][2] = _mm512_unpacklo_epi64(AB, CD), q[i][3] = _mm512_unpackhi_epi64(AB, CD);
-    }
-    for (int j = 0; j < 4; j++, to += apart) {
-        __m512i ab = _mm512_shuffle_i32x4(q[0][j], q[1][j], 0x88), AB = _mm512_shuffle_i32x4(q[0][j], q[1][j], 0xdd);
-        __m512i cd = _mm512_shuffle_i32x4(q[2][j], q[3][j], 0x88), CD = _mm512_shuffle_i32x4(q[2][j], q[3][j], 0xdd);
-        _mm512_store_si512(to, _mm512_shuffle_i32x4(ab, cd, 0x88));
-        _mm512_store_si512(to + 4 * apart, _mm512_shuffle_i32x4(AB, CD, 0x88));
-        _mm512_store_si512(to + 8 * apart, _mm512_shuffle_i32x4(ab, cd, 0xdd));
-        _mm512_store_si512(to + 12 * apart, _mm512_shuffle_i32x4(AB, CD, 0xdd));
-    }
-}
 
 /* 16 channels by 64 inputs (missing ones are zeros) as columns of a panel. */
 INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64 inputs, int8_t *to, __m512i table,
@@ -342,7 +323,7 @@ static void multiply_rows(const block *b, int64_t r, int rows, int64_t k, int64_
 static void linear_panel(const block *b, const int8_t *next_weights) {
     const activations *a = b->l->a;
     const int64_t k_end = a->in_features, num_rows = b->num_tokens * a->rows_per_token;
-    const int64_t step = num_rows <= PANEL_FEW_ROWS ? tuning.panel_inputs_few : tuning.panel_inputs;
+    const int64_t step = num_rows <= PANEL_FEW_ROWS ? PANEL_INPUTS_FEW : tuning.panel_inputs;
     const int64_t parts = 1 + (num_rows + 5) / 6; /* of a block's work: packing, and tiles */
     const linear *l = b->l;
     const int8_t *w = l->qweight + b->column * l->row_bytes;
@@ -378,7 +359,7 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
 static bool takes_few(const linear *l) {
     const int64_t num_rows = l->a->num_tokens * l->a->rows_per_token, size = l->a->group_size;
     if (l->kind != INT8 && l->kind != INT4_STEPS) return l->a->num_tokens == 1;
-    if (l->a->num_groups == 1) return num_rows <= tuning.few_rows;
+    if (l->a->num_groups == 1) return num_rows <= MOST_FEW_ROWS;
     return num_rows <= MIN(tuning.few_rows, FEW_ROWS_GROUPED) && (size % 64 == 0 || (size == 32 && l->a->num_tokens == 1));
 }
 
@@ -399,12 +380,28 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
     return column_end;
 }
 
+#include "vnni_lanes.h"
 #if defined(__AMX_INT8__)
-/* 16 rows of 64 bytes, `stride` apart -> columns of four bytes. */
-INLINE void transpose_words(const int8_t *rows, int64_t stride, int8_t *to, int64_t apart) {
-    __m512i r[16];
-    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(rows + i * stride);
-    store_columns(r, to, apart);
-}
 #include "amx.h"
 #endif
+
+/* Several tokens' rows in tiles: all channels. */
+static void linear_tiles(const linear *l, int64_t column, int64_t column_end) {
+#if defined(__AMX_INT8__)
+    if (!l->a->flip) {
+        linear_amx(l, column, column_end);
+        return;
+    }
+#endif
+    linear_lanes(l, column, column_end);
+}
+
+/* Whether lanes are rows of activations. Tiles that are not full lose to multiplying row by row. Weights that have to become
+ * INT8 become so for each panel of rows. */
+static bool takes_lanes(const linear *l, int64_t num_tokens, int rows_per_token) {
+    const int64_t num_rows = num_tokens * rows_per_token, lanes = num_tiles_of(num_tokens, rows_per_token) * TILE;
+    if (num_rows <= MOST_FEW_ROWS && lanes - num_rows > lanes / 16) return false;
+    if (num_tokens < 2 || num_rows <= tuning.few_rows || num_rows > tuning.lane_rows) return false;
+    if (l->kind == INT4_STEPS) return num_rows <= LANES_EXPANDED;
+    return l->kind == INT8 && l->num_groups == 1 && (!l->lower || num_rows <= LANES_EXPANDED);
+}

@@ -154,147 +154,147 @@ INLINE void one_token_groups(const linear *l, int64_t column, int64_t column_end
     linear_rest(l, column + 4 * apart, column_end);
 }
 
-/* More rows: four rows by four channels at a time, or one or two rows by eight. The weights of eight channels are read
- * as they lie, and stay in the L1 cache while all rows pass over them, BLOCK_INPUTS inputs at a time so that they fit.
- * Here the rows are unsigned (`flip`), so that each vector of weights is used as it is loaded:
+/* More rows: tiles of up to four rows by four channels. The weights of a strip of eight channels are read as they lie, and
+ * stay in the L1 cache while all rows pass over them, BLOCK_INPUTS inputs at a time so that they fit. Here the rows are
+ * unsigned (`flip`), so that each vector of weights is used as it is loaded:
  * sum(w * x) = sum(w * (x + 128)) - 128 * sum(w), modulo 2^32. */
-enum { CHANNELS = 8, BLOCK_INPUTS = 1024, FEW_ROWS_GROUPED = 4 };
+enum { CHANNELS = 8, BLOCK_INPUTS = 2048, FEW_ROWS_GROUPED = 4 };
 
-/* Inputs from `first` on, the weights of eight channels there as INT8, and where those begin that are needed next. These
- * are prefetched: at each step of 64 inputs a tile fetches `next_lines` lines (1, 2 or 4) of four channels. */
+/* Inputs of a strip from `first` on. The weights that are needed next begin at `next`, and come to the L2 cache: at each
+ * step of 64 inputs a tile fetches `next_lines` lines (1, 2 or 4) of as many channels. */
 typedef struct {
-    int64_t first, inputs;
-    const int8_t *w;
+    const linear *l;
+    int64_t column, first, inputs;
+    const int8_t *w; /* INT8, `stride` bytes from a channel to the next */
     int64_t stride;
     const int8_t *next;
-    int64_t next_stride, next_lower; /* next_lower: from there to the lower plane; 0: there is none, or it is no stream */
-    int shift, next_lines;           /* k inputs lie in k >> shift bytes */
-} few_weights;
-/* The sums of a row and eight channels, each in 16 parts. */
-typedef __m512i few_parts[CHANNELS];
+    int64_t next_lower; /* from there to the lower plane; 0: there is none, or it is no stream */
+    int next_lines;
+    float scales[CHANNELS];                             /* of whole channels; 1 with groups */
+    double group_scales[BLOCK_INPUTS / 64 + 1][CHANNELS]; /* of the groups from that of `first` on */
+    __m128i minus[BLOCK_INPUTS / 64 + 1][2];            /* 128 times the sums of the weights of each four channels */
+    __m512i parts[MOST_FEW_ROWS + 1][CHANNELS]; /* sums that go on in the next block; the last row: of the weights */
+    double totals[MOST_FEW_ROWS][CHANNELS];     /* of groups */
+} strip;
 
 INLINE void fetch_lines_at(const int8_t *next, int64_t stride, int lines) {
-    _mm_prefetch(next, _MM_HINT_T0);
-    if (lines > 1) _mm_prefetch(next + stride, _MM_HINT_T0);
-    if (lines > 2) _mm_prefetch(next + 2 * stride, _MM_HINT_T0), _mm_prefetch(next + 3 * stride, _MM_HINT_T0);
-}
-INLINE void fetch_few(const few_weights *b, const int8_t *next, int64_t k, int lines) {
-    next += k >> b->shift;
-    fetch_lines_at(next, b->next_stride, lines);
-    if (b->next_lower) fetch_lines_at(next + b->next_lower, b->next_stride, lines);
+    _mm_prefetch(next, _MM_HINT_T1);
+    if (lines > 1) _mm_prefetch(next + stride, _MM_HINT_T1);
+    if (lines > 2) _mm_prefetch(next + 2 * stride, _MM_HINT_T1), _mm_prefetch(next + 3 * stride, _MM_HINT_T1);
 }
 
-/* An empty asm generates nothing; an operand of it has to be in a register. */
+/* The sums of a row's four channels, or of four rows', from their parts. */
+INLINE __m512i add_pairs(__m512i low, __m512i high) {
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(low, high, 0x88), _mm512_shuffle_i32x4(low, high, 0xdd));
+}
+
+#define EACH_OF_4(DO) DO(0) DO(1) DO(2) DO(3)
 #define RESUME_CHANNEL(j)                                                                          \
-    __m512i a##j = begins ? zero : parts[0][j], b##j = begins ? zero : parts[rows - 1][j];         \
-    __m512i s##j = begins || !has_sums ? zero : sums[0][j];
+    __m512i a##j = begins ? zero : parts[0][j], b##j = begins || rows < 2 ? zero : parts[1][j];    \
+    __m512i c##j = begins || rows < 4 ? zero : parts[2][j], d##j = begins || rows < 4 ? zero : parts[3][j]; \
+    __m512i s##j = begins || !has_sums ? zero : sums[j];
+/* An empty asm generates nothing; an operand of it has to be in a register. */
 #define MULTIPLY_CHANNEL(j)                                                                        \
     {                                                                                              \
         const __m512i ws = _mm512_maskz_loadu_epi8(mask, w + j * stride + k);                      \
-        a##j = _mm512_dpbusd_epi32(a##j, xs, ws);                                                  \
-        if (rows > 1) b##j = _mm512_dpbusd_epi32(b##j, xs2, ws);                                   \
+        a##j = _mm512_dpbusd_epi32(a##j, x0, ws);                                                  \
+        if (rows > 1) b##j = _mm512_dpbusd_epi32(b##j, x1, ws);                                    \
+        if (rows > 2) c##j = _mm512_dpbusd_epi32(c##j, x2, ws), d##j = _mm512_dpbusd_epi32(d##j, x3, ws); \
         if (has_sums) s##j = _mm512_dpbusd_epi32(s##j, ones, ws);                                  \
-        __asm__("" : "+v"(a##j), "+v"(b##j));                                                      \
+        __asm__("" : "+v"(a##j), "+v"(b##j), "+v"(c##j), "+v"(d##j));                              \
     }
 #define KEEP_CHANNEL(j)                                                                            \
     parts[0][j] = a##j;                                                                            \
     if (rows > 1) parts[1][j] = b##j;                                                              \
-    if (has_sums) sums[0][j] = s##j;
+    if (rows > 2) parts[2][j] = c##j, parts[3][j] = d##j;                                          \
+    if (has_sums) sums[j] = s##j;
 #define MULTIPLY_VECTOR(inputs)                                                                    \
     {                                                                                              \
         const __mmask64 mask = inputs;                                                             \
-        const __m512i xs = _mm512_loadu_si512(x + k), xs2 = _mm512_loadu_si512(x2 + k);            \
-        EACH_OF_8(MULTIPLY_CHANNEL)                                                                \
+        const __m512i x0 = _mm512_loadu_si512(x + k), x1 = rows > 1 ? _mm512_loadu_si512(x + padded + k) : zero; \
+        const __m512i x2 = rows > 2 ? _mm512_loadu_si512(x + 2 * padded + k) : zero;               \
+        const __m512i x3 = rows > 2 ? _mm512_loadu_si512(x + 3 * padded + k) : zero;               \
+        EACH_OF_4(MULTIPLY_CHANNEL)                                                                \
     }
-/* One or two rows, x and x2, times eight channels, over the inputs k to `stop`. */
-INLINE void dots(const int8_t *x, const int8_t *x2, const few_weights *b, int64_t k, int64_t stop, bool begins,
-                 few_parts *parts, few_parts *sums, const int rows, const bool has_sums) {
+/* Rows, `padded` apart, times the four channels from w on, over the inputs k to `stop`. Returns their sums
+ * [row, channel], less 128 times those of the weights, where all inputs of a group are there (`ends`). */
+INLINE __m512i square(const strip *s, const int8_t *x, int64_t padded, const int8_t *w, const int8_t *next, int64_t k,
+                      int64_t stop, bool begins, bool ends, __m512i (*parts)[CHANNELS], __m512i *sums, __m128i *minus,
+                      const int rows, const bool has_sums) {
     const __m512i zero = {}, ones = _mm512_set1_epi8(1);
-    const int8_t *w = b->w;
-    const int64_t stride = b->stride;
-    EACH_OF_8(RESUME_CHANNEL)
+    const int64_t stride = s->stride, next_stride = s->l->row_bytes, next_lower = s->next_lower;
+    const int lines = s->next_lines, shift = s->l->shift;
+    EACH_OF_4(RESUME_CHANNEL)
     for (; k + 64 <= stop; k += 64) {
-        if (has_sums) fetch_few(b, b->next, k, 4), fetch_few(b, b->next + 4 * b->next_stride, k, 4);
+        fetch_lines_at(next + (k >> shift), next_stride, lines);
+        if (next_lower) fetch_lines_at(next + next_lower + (k >> shift), next_stride, lines);
         MULTIPLY_VECTOR(~(__mmask64)0)
     }
     if (k < stop) MULTIPLY_VECTOR(((__mmask64)1 << (stop - k)) - 1)
-    EACH_OF_8(KEEP_CHANNEL)
+    if (!ends) {
+        EACH_OF_4(KEEP_CHANNEL)
+        return zero;
+    }
+    if (has_sums) {
+        const __m512i weights = add_pairs(sum4(s0, s1, s2, s3), zero);
+        *minus = _mm_slli_epi32(_mm512_castsi512_si128(add_pairs(weights, zero)), 7);
+    }
+    const __m512i first = add_pairs(sum4(a0, a1, a2, a3), rows > 1 ? sum4(b0, b1, b2, b3) : zero);
+    const __m512i second = rows > 2 ? add_pairs(sum4(c0, c1, c2, c3), sum4(d0, d1, d2, d3)) : zero;
+    return _mm512_sub_epi32(add_pairs(first, second), _mm512_broadcast_i32x4(*minus));
 }
 
-/* Four rows, `padded` apart, times four channels from `c` on. */
-#define EACH_OF_4(DO) DO(0) DO(1) DO(2) DO(3)
-#define RESUME_FOUR(j)                                                                             \
-    __m512i a##j = begins ? zero : parts[0][c + j], b##j = begins ? zero : parts[1][c + j];        \
-    __m512i c##j = begins ? zero : parts[2][c + j], d##j = begins ? zero : parts[3][c + j];        \
-    __m512i s##j = begins || !has_sums ? zero : sums[0][c + j];
-#define MULTIPLY_FOUR(j)                                                                           \
-    {                                                                                              \
-        const __m512i ws = _mm512_maskz_loadu_epi8(mask, w + j * stride + k);                      \
-        a##j = _mm512_dpbusd_epi32(a##j, x0, ws), b##j = _mm512_dpbusd_epi32(b##j, x1, ws);        \
-        c##j = _mm512_dpbusd_epi32(c##j, x2, ws), d##j = _mm512_dpbusd_epi32(d##j, x3, ws);        \
-        if (has_sums) s##j = _mm512_dpbusd_epi32(s##j, ones, ws);                                  \
-        __asm__("" : "+v"(a##j), "+v"(b##j), "+v"(c##j), "+v"(d##j));                              \
-    }
-#define KEEP_FOUR(j)                                                                               \
-    parts[0][c + j] = a##j, parts[1][c + j] = b##j, parts[2][c + j] = c##j, parts[3][c + j] = d##j; \
-    if (has_sums) sums[0][c + j] = s##j;
-#define MULTIPLY_SQUARE(inputs)                                                                    \
-    {                                                                                              \
-        const __mmask64 mask = inputs;                                                             \
-        const __m512i x0 = _mm512_loadu_si512(x + k), x1 = _mm512_loadu_si512(x + padded + k);     \
-        const __m512i x2 = _mm512_loadu_si512(x + 2 * padded + k), x3 = _mm512_loadu_si512(x + 3 * padded + k); \
-        EACH_OF_4(MULTIPLY_FOUR)                                                                   \
-    }
-INLINE void square_dots(const int8_t *x, int64_t padded, const few_weights *b, const int8_t *next, int64_t k, int64_t stop,
-                        bool begins, few_parts *parts, few_parts *sums, const int c, const bool has_sums) {
-    const __m512i zero = {}, ones = _mm512_set1_epi8(1);
-    const int8_t *w = b->w + c * b->stride;
-    const int64_t stride = b->stride;
-    EACH_OF_4(RESUME_FOUR)
-    for (; k + 64 <= stop; k += 64) {
-        fetch_few(b, next, k, b->next_lines);
-        MULTIPLY_SQUARE(~(__mmask64)0)
-    }
-    if (k < stop) MULTIPLY_SQUARE(((__mmask64)1 << (stop - k)) - 1)
-    EACH_OF_4(KEEP_FOUR)
+/* The sums of tokens, hi and lo combined, in double: [token, channel]. They have at most 40 bits. */
+INLINE void exact_tokens(__m512i sums, __m256d exact[4], const int rows, const bool is_split) {
+    const __m512d first = _mm512_cvtepi32_pd(_mm512_castsi512_si256(sums));
+    const __m512d second = _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(sums, 1));
+    exact[0] = _mm512_castpd512_pd256(first), exact[1] = _mm512_extractf64x4_pd(first, 1);
+    exact[2] = _mm512_castpd512_pd256(second), exact[3] = _mm512_extractf64x4_pd(second, 1);
+    for (int i = 0; is_split && i < rows / 2; i++)
+        exact[i] = _mm256_fmadd_pd(exact[2 * i], _mm256_set1_pd(256), exact[2 * i + 1]);
 }
 
-/* The sums of a row. */
-INLINE __m256i few_sums(const __m512i *p) { return sum8(sum4(p[0], p[1], p[2], p[3]), sum4(p[4], p[5], p[6], p[7])); }
+/* Writes a token's four channels from c on to y. */
+INLINE void store_token(const strip *s, int64_t token, int c, __m256d total) {
+    const linear *l = s->l;
+    const __m256d scale = _mm256_cvtps_pd(_mm_loadu_ps(s->scales + c));
+    const __m256d both = _mm256_mul_pd(_mm256_set1_pd(l->a->token_scales[token]), scale);
+    __m128 y = _mm256_cvtpd_ps(_mm256_mul_pd(total, both));
+    if (l->bias) y = _mm_add_ps(y, _mm_loadu_ps(l->bias + s->column + c));
+    _mm_storeu_ps(l->y + token * l->out_features + s->column + c, y);
+}
 
-/* Multiply one, two or four rows by some inputs. The sums of a group that ends there are added to the totals: exact
- * integers, times the group's scale where there are groups. With at most 128 inputs this product is exact as well, so only
- * adding groups rounds. The first rows find 128 times the sums of the weights, `minus`, too, by way of `sums`. */
-INLINE void few_tile(const activations *a, int64_t row, const few_weights *b, __m256i *minus, few_parts *parts,
-                     few_parts *sums, double (*scales)[CHANNELS], double (*totals)[CHANNELS], const int rows,
-                     const bool is_split, const bool has_sums) {
-    const int8_t *x = a->rows + row * a->padded + b->first;
-    const int8_t *next = b->next + (row / 4 * b->next_lines & 3) * b->next_stride;
-    for (int64_t k = 0, g = b->first / a->group_size, end; k < b->inputs; g++, minus++, k = end) {
-        end = MIN((g + 1) * a->group_size - b->first, b->inputs);
-        const bool begins = b->first + k == g * a->group_size;
-        __m512d exact[4];
-        if (rows == 4) {
-            square_dots(x, a->padded, b, next, k, end, begins, parts, sums, 0, has_sums);
-            square_dots(x, a->padded, b, next + 4 * b->next_stride, k, end, begins, parts, sums, 4, has_sums);
-        } else dots(x, x + (rows - 1) * a->padded, b, k, end, begins, parts, sums, rows, has_sums);
-        if (b->first + end < (g + 1) * a->group_size) continue;
-        if (has_sums) *minus = _mm256_slli_epi32(few_sums(*sums), 7);
-        for (int i = 0; i < rows; i++) exact[i] = _mm512_cvtepi32_pd(_mm256_sub_epi32(few_sums(parts[i]), *minus));
-        for (int i = 0; is_split && i < rows / 2; i++)
-            exact[i] = _mm512_fmadd_pd(exact[2 * i], _mm512_set1_pd(256), exact[2 * i + 1]);
-        const __m512d scale = a->num_groups > 1 ? _mm512_loadu_pd(*scales++) : _mm512_set1_pd(1);
-        for (int i = 0; i < rows >> is_split; i++)
-            _mm512_storeu_pd(totals[i], _mm512_fmadd_pd(exact[i], scale, _mm512_loadu_pd(totals[i])));
-    }
+/* Multiply one, two or four rows by a block of inputs. Sums that end there go to y, or, times the scale of their group, to
+ * the totals. With at most 128 inputs this product is exact as well, so only adding groups rounds. The first rows find the
+ * sums of the weights, too. */
+INLINE void few_tile(strip *s, int64_t row, const int rows, const bool is_split, const bool has_sums) {
+    const activations *a = s->l->a;
+    const int64_t size = a->group_size, token = row >> is_split, next_stride = s->l->row_bytes;
+    const int8_t *x = a->rows + row * a->padded + s->first;
+    const int8_t *next = s->next + (row / 4 * s->next_lines & 3) * next_stride;
+    for (int c = 0; c < CHANNELS; c += 4, next += 4 * next_stride)
+        for (int64_t k = 0, g = s->first / size, i = 0, stop; k < s->inputs; g++, i++, k = stop) {
+            stop = MIN((g + 1) * size - s->first, s->inputs);
+            const bool begins = s->first + k == g * size, ends = s->first + stop == (g + 1) * size;
+            __m512i(*parts)[CHANNELS] = (__m512i(*)[CHANNELS])&s->parts[row][c];
+            const __m512i sums = square(s, x, a->padded, s->w + c * s->stride, next, k, stop, begins, ends, parts,
+                                        &s->parts[MOST_FEW_ROWS][c], &s->minus[i][c / 4], rows, has_sums);
+            if (!ends) continue;
+            __m256d exact[4];
+            exact_tokens(sums, exact, rows, is_split);
+            for (int t = 0; t < rows >> is_split; t++) {
+                double *total = s->totals[token + t] + c;
+                if (a->num_groups == 1) store_token(s, token + t, c, exact[t]);
+                else
+                    _mm256_storeu_pd(total, _mm256_fmadd_pd(exact[t], _mm256_loadu_pd(s->group_scales[i] + c),
+                                                            _mm256_loadu_pd(total)));
+            }
+        }
 }
 
 /* Each tile is a function that is called and not inlined, so that the tile has all registers. */
 #define DEFINE_FEW(name, rows, is_split, has_sums)                                                 \
-    NOINLINE void name(const activations *a, int64_t row, const few_weights *b, __m256i *minus, few_parts *parts, \
-                       few_parts *sums, double (*scales)[CHANNELS], double (*totals)[CHANNELS]) {  \
-        few_tile(a, row, b, minus, parts, sums, scales, totals, rows, is_split, has_sums);         \
-    }
+    NOINLINE void name(strip *s, int64_t row) { few_tile(s, row, rows, is_split, has_sums); }
 DEFINE_FEW(first_two_rows, 2, false, true)
 DEFINE_FEW(first_split_row, 2, true, true)
 DEFINE_FEW(first_four_rows, 4, false, true)
@@ -305,87 +305,74 @@ DEFINE_FEW(split_row, 2, true, false)
 DEFINE_FEW(four_rows, 4, false, false)
 DEFINE_FEW(split_rows, 4, true, false)
 
-/* Some inputs of eight channels, whose codes are expanded into `room`. */
-INLINE void expand_channels(const linear *l, int64_t column, int64_t apart, int64_t k, int64_t inputs,
-                            int8_t (*room)[BLOCK_INPUTS], const int shift) {
-    for (int j = 0; j < CHANNELS; j++) {
-        const uint16_t *at = steps.at[j] + (k >> shift);
-        const int8_t *codes = l->qweight + (column + j * apart) * l->row_bytes + k / 2;
-        int64_t i = 0;
-        for (; i + 64 <= inputs; i += 64)
-            _mm512_store_si512(room[j] + i, as_unsigned(stepped_at(codes + i / 2, i, ~(__mmask64)0, at, shift)));
-        if (i < inputs)
-            _mm512_store_si512(room[j] + i, as_unsigned(stepped_at(codes + i / 2, i, 0xffffffff, at, shift)));
-    }
+/* Some inputs of a channel, whose codes in steps become INT8. `at` has the places of the channel's steps. */
+INLINE void expand_channel(const int8_t *codes, const uint16_t *at, int64_t inputs, int8_t *to, const int shift) {
+    int64_t i = 0;
+    for (; i + 64 <= inputs; i += 64)
+        _mm512_store_si512(to + i, as_unsigned(stepped_at(codes + i / 2, i, ~(__mmask64)0, at, shift)));
+    if (i < inputs) _mm512_store_si512(to + i, as_unsigned(stepped_at(codes + i / 2, i, 0xffffffff, at, shift)));
 }
-NOINLINE void expand_few(const linear *l, int64_t column, int64_t apart, int64_t k, int64_t inputs,
-                         int8_t (*room)[BLOCK_INPUTS]) {
+NOINLINE void expand_steps(const linear *l, int64_t column, const uint16_t *at, int64_t k, int64_t inputs, int8_t *to) {
+    const int8_t *codes = l->qweight + column * l->row_bytes + k / 2;
     const int shift = group_shift(l);
-    if (shift == 5) expand_channels(l, column, apart, k, inputs, room, 5);
-    else if (shift == 6) expand_channels(l, column, apart, k, inputs, room, 6);
-    else expand_channels(l, column, apart, k, inputs, room, 7);
+    if (shift == 5) expand_channel(codes, at + (k >> 5), inputs, to, 5);
+    else if (shift == 6) expand_channel(codes, at + (k >> 6), inputs, to, 6);
+    else expand_channel(codes, at + (k >> 7), inputs, to, 7);
 }
 
-NOINLINE void join_few(const linear *l, int64_t column, int64_t apart, int64_t k, int64_t inputs,
-                       int8_t (*room)[BLOCK_INPUTS]) {
-    for (int j = 0; j < CHANNELS; j++) join_weights(l, column + j * apart, k, inputs, room[j]);
+/* The weights of a strip as INT8, where they lie otherwise. */
+NOINLINE void fill_few_room(const linear *l, int64_t column, int64_t k, int64_t inputs, int8_t (*room)[BLOCK_INPUTS]) {
+    for (int j = 0; j < CHANNELS; j++)
+        if (l->lower) join_weights(l, column + j, k, inputs, room[j]);
+        else expand_steps(l, column + j, steps.at[j], k, inputs, room[j]);
 }
 
-/* All rows by the channels column, column + apart, ...: eight streams through the weights, which go on at `next_column`.
- * Tiles prefetch the next weights while they compute. */
-INLINE void few_channels(const linear *l, int64_t column, int64_t apart, int64_t next_column, const bool is_split) {
-    const activations *a = l->a;
-    const int64_t k_end = a->in_features, num_rows = a->num_tokens << is_split, n = a->num_groups;
-    const int64_t stride = apart * l->row_bytes;
-    double totals[MOST_FEW_ROWS][CHANNELS] = {}, scales[BLOCK_INPUTS / 64][CHANNELS];
-    float own_scales[CHANNELS], y[CHANNELS];
-    int8_t room[CHANNELS][BLOCK_INPUTS] __attribute__((aligned(64)));
-    few_parts parts[MOST_FEW_ROWS + 1];
-    __m256i minus[BLOCK_INPUTS / 64 + 1];
+/* The scales of a strip, of its channels or of the groups in a block of inputs. */
+INLINE void load_strip_scales(strip *s, int64_t stop) {
+    const linear *l = s->l;
+    const int64_t n = l->a->num_groups, size = l->a->group_size;
+    for (int j = 0; j < CHANNELS; j++)
+        s->scales[j] = n > 1 ? 1 : l->kind == INT4_STEPS ? steps.units[j] : l->scale[s->column + j];
+    for (int64_t g = s->first / size, i = 0; n > 1 && g * size < stop; g++, i++)
+        for (int j = 0; j < CHANNELS; j++) s->group_scales[i][j] = l->scale[(s->column + j) * n + g];
+}
+
+/* All rows by eight channels, behind which the weights go on at `next_column`. Tiles prefetch the next weights while they
+ * compute; all tiles of four rows together fetch all that is next. */
+INLINE void few_channels(const linear *l, int64_t column, int64_t next_column, const bool is_split) {
+    static _Thread_local int8_t room[CHANNELS][BLOCK_INPUTS] __attribute__((aligned(64)));
+    const int64_t k_end = l->a->in_features, num_rows = l->a->num_tokens << is_split;
+    const int8_t *w = l->qweight + column * l->row_bytes, *next = l->qweight + next_column * l->row_bytes;
+    const bool is_expanded = l->kind == INT4_STEPS || l->lower;
+    strip s;
+    s.l = l, s.column = column, s.next_lower = lower_of(l);
+    s.next_lines = num_rows > 12 ? 1 : num_rows > 4 ? 2 : 4;
+    if (l->a->num_groups > 1) memset(s.totals, 0, sizeof s.totals);
     for (int64_t k = 0, stop; k < k_end; k = stop) {
         stop = MIN(k + BLOCK_INPUTS, k_end);
-        for (int64_t g = k / a->group_size, i = 0; n > 1 && g * a->group_size < stop; g++, i++)
-            for (int j = 0; j < CHANNELS; j++) scales[i][j] = l->scale[(column + j * apart) * n + g];
-        const int8_t *w = l->qweight + column * l->row_bytes;
-        const int8_t *next = stop < k_end ? w + (stop >> l->shift) : l->qweight + next_column * l->row_bytes;
-        /* All tiles of four rows together fetch all that is next. */
-        const int next_lines = num_rows > 12 ? 1 : num_rows > 4 ? 2 : 4;
-        few_weights b = {k, stop - k, w + k, stride, next, stride, lower_of(l), l->shift, next_lines};
-        const bool is_expanded = l->kind == INT4_STEPS || l->lower;
-        if (is_expanded) {
-            if (l->lower) join_few(l, column, apart, k, stop - k, room);
-            else expand_few(l, column, apart, k, stop - k, room);
-            b.w = room[0], b.stride = BLOCK_INPUTS;
-        }
+        s.first = k, s.inputs = stop - k, s.next = stop < k_end ? w + (stop >> l->shift) : next;
+        s.w = is_expanded ? room[0] : w + k, s.stride = is_expanded ? BLOCK_INPUTS : l->row_bytes;
+        load_strip_scales(&s, stop);
+        if (is_expanded) fill_few_room(l, column, k, stop - k, room);
         for (int64_t r = 0, rows; r < num_rows; r += rows) {
             rows = num_rows - r >= 4 ? 4 : num_rows - r >= 2 ? 2 : 1;
             (rows == 4   ? r ? is_split ? split_rows : four_rows : is_split ? first_split_rows : first_four_rows
              : rows == 2 ? r ? is_split ? split_row : two_rows : is_split ? first_split_row : first_two_rows
-                         : one_row)(a, r, &b, minus, parts + r, parts + MOST_FEW_ROWS, scales, totals + (r >> is_split));
+                         : one_row)(&s, r);
         }
     }
-    for (int j = 0; j < CHANNELS; j++)
-        own_scales[j] = n > 1 ? 1 : l->kind == INT4_STEPS ? steps.units[j] : l->scale[column + j * apart];
-    const __m512d scale = _mm512_cvtps_pd(_mm256_loadu_ps(own_scales));
-    for (int64_t t = 0; t < a->num_tokens; t++) {
-        const __m512d both = _mm512_mul_pd(_mm512_set1_pd(a->token_scales[t]), scale);
-        _mm256_storeu_ps(y, _mm512_cvtpd_ps(_mm512_mul_pd(_mm512_loadu_pd(totals[t]), both)));
-        for (int64_t j = 0, c = column; j < CHANNELS; j++, c += apart)
-            l->y[t * l->out_features + c] = l->bias ? y[j] + l->bias[c] : y[j];
-    }
+    for (int64_t t = 0; l->a->num_groups > 1 && t < l->a->num_tokens; t++)
+        for (int c = 0; c < CHANNELS; c += 4) store_token(&s, t, c, _mm256_loadu_pd(s.totals[t] + c));
 }
 
-/* Eight far channels at a time. Returns where the computed ones end. */
+/* Eight channels at a time. Returns where the computed ones end. */
 INLINE int64_t few_tokens(const linear *l, int64_t column, int64_t column_end, const bool is_split) {
-    const int64_t apart = (column_end - column) / CHANNELS;
-    for (int64_t i = 0; i < apart; i++) {
-        const int64_t next = i + 1 < apart ? column + i + 1 : next_column(l, column_end);
-        if (l->kind != INT4_STEPS || find_far_steps(l, column + i, apart, CHANNELS, 0))
-            few_channels(l, column + i, apart, next, is_split);
-        else
-            for (int64_t c = column + i; c < column + CHANNELS * apart; c += apart) linear_rest(l, c, c + 1);
+    for (; column_end - column >= CHANNELS; column += CHANNELS) {
+        const int64_t next = next_column(l, column + CHANNELS);
+        if (l->kind != INT4_STEPS || find_far_steps(l, column, 1, CHANNELS, 0)) few_channels(l, column, next, is_split);
+        else linear_rest(l, column, column + CHANNELS);
     }
-    return column + CHANNELS * apart;
+    return column;
 }
 
 #include "vnni_codes.h"
