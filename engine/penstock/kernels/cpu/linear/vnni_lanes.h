@@ -163,34 +163,61 @@ static void multiply_lanes(lane_strip *s) {
     }
 }
 
-/* Writes the results of a tile's tokens to y. `sums` are those of the channels' weights. */
-static void store_lanes(const lane_strip *s, int v, const int32_t *sums_of_weights, const float *scales) {
+/* Eight channels' values for eight tokens -> eight tokens' values for eight channels. */
+INLINE void transpose_eight(__m256 r[8]) {
+    __m256 pairs[8], fours[8];
+    for (int i = 0; i < 8; i += 2) {
+        pairs[i] = _mm256_unpacklo_ps(r[i], r[i + 1]), pairs[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            fours[i + 2 * j] = _mm256_shuffle_ps(pairs[i + j], pairs[i + 2 + j], 0x44);
+            fours[i + 2 * j + 1] = _mm256_shuffle_ps(pairs[i + j], pairs[i + 2 + j], 0xee);
+        }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x20);
+        r[4 + i] = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x31);
+    }
+}
+
+/* Writes the results of eight tokens of a tile, the first of which is `token`, to y, for up to eight channels from c on.
+ * `half` of the tile's lanes has their sums, or both halves do: hi and lo. `sums` are those of the channels' weights. */
+INLINE void store_eight(const lane_strip *s, int v, int c, int half, int64_t token, const int32_t *sums, const float *scales,
+                        const bool is_split) {
     const linear *l = s->l;
-    const activations *a = l->a;
-    const bool is_split = a->rows_per_token == 2;
-    const int64_t tokens = TILE / a->rows_per_token, token = (s->tile + v) * tokens, there = MIN(tokens, a->num_tokens - token);
-    float y[TILE][TILE] __attribute__((aligned(64)));
-    const __m512 of_tokens = _mm512_maskz_loadu_ps(first_lanes((int)there), a->token_scales + token);
-    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(of_tokens));
-    const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(of_tokens, 1));
-    for (int j = 0; j < s->channels; j++) {
-        const __m512i sums = _mm512_sub_epi32(s->parts[j][v], _mm512_set1_epi32((int32_t)((uint32_t)sums_of_weights[j] * 128)));
-        const __m512d scale = _mm512_set1_pd(scales[j]), first = _mm512_cvtepi32_pd(_mm512_castsi512_si256(sums));
-        const __m512d second = _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(sums, 1));
-        if (is_split) { /* hi and lo: at most 40 bits */
-            const __m512d exact = _mm512_fmadd_pd(first, _mm512_set1_pd(256), second);
-            _mm256_store_ps(y[j], _mm512_cvtpd_ps(_mm512_mul_pd(exact, _mm512_mul_pd(low, scale))));
+    const int channels = MIN(8, s->channels - c);
+    const int64_t there = MIN(8, l->a->num_tokens - token), column = s->column + c;
+    const __m512d of_tokens = _mm512_cvtps_pd(_mm256_maskz_loadu_ps(first_lanes((int)there), l->a->token_scales + token));
+    __m256 y[8];
+    for (int j = 0; j < 8; j++) {
+        if (j >= channels) {
+            y[j] = _mm256_setzero_ps();
             continue;
         }
-        _mm256_store_ps(y[j], _mm512_cvtpd_ps(_mm512_mul_pd(first, _mm512_mul_pd(low, scale))));
-        _mm256_store_ps(y[j] + 8, _mm512_cvtpd_ps(_mm512_mul_pd(second, _mm512_mul_pd(high, scale))));
+        const __m512i minus = _mm512_set1_epi32((int32_t)((uint32_t)sums[c + j] * 128));
+        const __m512i exact = _mm512_sub_epi32(s->parts[c + j][v], minus);
+        const __m256i low = _mm512_castsi512_si256(exact), high = _mm512_extracti64x4_epi64(exact, 1);
+        __m512d whole = _mm512_cvtepi32_pd(half ? high : low);
+        if (is_split) whole = _mm512_fmadd_pd(whole, _mm512_set1_pd(256), _mm512_cvtepi32_pd(high)); /* at most 40 bits */
+        const __m512d both = _mm512_mul_pd(of_tokens, _mm512_set1_pd(scales[c + j]));
+        y[j] = _mm512_cvtpd_ps(_mm512_mul_pd(whole, both));
     }
-    transpose_words((const int8_t *)y, 64, (int8_t *)y, 64);
-    const __mmask16 mask = first_lanes(s->channels);
-    const __m512 bias = l->bias ? _mm512_maskz_loadu_ps(mask, l->bias + s->column) : _mm512_setzero_ps();
-    for (int64_t i = 0; i < there; i++) {
-        const __m512 of = _mm512_load_ps(y[i]);
-        _mm512_mask_storeu_ps(l->y + (token + i) * l->out_features + s->column, mask, l->bias ? _mm512_add_ps(of, bias) : of);
+    transpose_eight(y);
+    const __mmask8 mask = (1u << channels) - 1;
+    const __m256 bias = l->bias ? _mm256_maskz_loadu_ps(mask, l->bias + column) : _mm256_setzero_ps();
+    for (int64_t i = 0; i < there; i++)
+        _mm256_mask_storeu_ps(l->y + (token + i) * l->out_features + column, mask, l->bias ? _mm256_add_ps(y[i], bias) : y[i]);
+}
+static void store_lanes(const lane_strip *s, int v, const int32_t *sums, const float *scales) {
+    const activations *a = s->l->a;
+    const int64_t tokens = TILE / a->rows_per_token, token = (s->tile + v) * tokens;
+    for (int c = 0; c < s->channels; c += 8) {
+        if (a->rows_per_token == 2) {
+            store_eight(s, v, c, 0, token, sums, scales, true);
+            continue;
+        }
+        store_eight(s, v, c, 0, token, sums, scales, false);
+        if (token + 8 < a->num_tokens) store_eight(s, v, c, 1, token + 8, sums, scales, false);
     }
 }
 
