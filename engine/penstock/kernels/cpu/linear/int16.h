@@ -204,8 +204,7 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
     const activations *a = l->a;
     if (!l->is_tiled) return column;
 #if defined(__AVX2__) && !defined(__AVX512BW__)
-    if (a->num_tokens >= (l->kind == INT8 ? INT8_PANEL_TOKENS : CODES_PANEL_TOKENS))
-        return linear_panels(l, column, column_end);
+    if (a->num_tokens >= PANEL_FROM_TOKENS) return linear_panels(l, column, column_end);
 #endif
     if (l->kind != INT8) return linear_codes(l, column, column_end);
     if (a->num_tokens == 1) return one_token(l, column, column_end);

@@ -15,7 +15,7 @@ enum {
     PANEL_ROWS = 6,
     PANEL_GROUPS = PANEL_INPUTS / 16,
     FETCHED = 8, /* inputs of a tile, after which lines are prefetched */
-    INT8_PANEL_TOKENS = 4, CODES_PANEL_TOKENS = 3 /* with fewer tokens, packing costs more than it saves */
+    PANEL_FROM_TOKENS = 4 /* with fewer tokens, packing costs more than it saves */
 };
 static _Thread_local struct {
     int16_t words[PANEL_INPUTS / 2][PANEL][2] __attribute__((aligned(64)));
