@@ -166,7 +166,7 @@ def cases(form: str, activations: str) -> list[Case]:
     for number, (rows, columns, size) in enumerate(SHAPES):
         weight = matrix(form, rows, columns, size, dtypes[number % len(dtypes)], number)
         generator = torch.Generator().manual_seed(number)
-        for num_tokens in (1, 2, 19, 24):
+        for num_tokens in (1, 2, 5, 19, 24):
             x = torch.randn(num_tokens, columns, generator=generator) * 10 ** (number - 3)
             bias = torch.randn(rows, generator=generator) if num_tokens % 2 else None
             expected = ReferenceKernels(activations).linear(x, weight, bias)

@@ -206,6 +206,8 @@ def test_grouped_scales_equal_the_reference_bit_for_bit(
         (21, 480, 9, 20),  # groups for which there are no tiles
         (800, 70, 130, 0),  # more rows than a panel takes at once
         (800, 64, 130, 32),
+        (9, 1040, 35, 16),  # groups of half a vector, blocks of inputs that vectors don't fill
+        (10, 1104, 35, 48),
     ],
 )
 def test_products_of_many_parts_equal_the_reference(
@@ -259,12 +261,13 @@ def test_no_tokens_give_no_rows(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", PRODUCTS)
 def test_extreme_integers_do_not_overflow(kind: str) -> None:
-    """Every product at its largest: 8192 inputs of magnitude 32512 against weights of 127."""
+    """Every product at its largest: 8192 inputs of magnitude 32512 against weights of 127 and -128."""
     weight = QuantizedTensor(torch.full((64, 8192), 127, dtype=torch.int8), torch.linspace(1e-3, 1, 64))
-    weight.qweight[1::2] *= -1
-    x = torch.ones(3, 8192) * torch.tensor([[1.0], [-1.0], [1e30]])
+    weight.qweight[1::2] = -128
+    x = torch.ones(5, 8192) * torch.tensor([[1.0], [-1.0], [1e30], [-1e-3], [2.0]])
     expected = ReferenceKernels().linear(x, weight)
-    assert torch.equal(kernels(kind).linear(x, weight), expected)
+    for rows in (3, 5):  # few rows and more have kernels of their own
+        assert torch.equal(kernels(kind).linear(x[:rows], weight), expected[:rows])
 
 
 @pytest.mark.parametrize("kind", ["torch", *BUILDS])

@@ -2,8 +2,14 @@
  * these. Part of linear.h. */
 #pragma once
 
-/* With fewer tokens, the codes' own kernels are faster. The expanded channels stay in the L2 cache. */
-enum { STEPS_FROM_TOKENS = 4, EXPANDED_BYTES = 256 << 10, LEAST_EXPANDED = 8 };
+/* With fewer tokens, the codes' own kernels are faster: those of AVX2 pack codes as they lie (panel_avx2.h). The expanded
+ * channels stay in the L2 cache. */
+#if HAS_PLANE_WORDS && !defined(__AVX512BW__)
+enum { STEPS_FROM_TOKENS = 12 };
+#else
+enum { STEPS_FROM_TOKENS = 4 };
+#endif
+enum { EXPANDED_BYTES = 256 << 10, LEAST_EXPANDED = 8 };
 static _Thread_local int8_t expanded[EXPANDED_BYTES] __attribute__((aligned(64)));
 
 /* 16 bytes of codes -> 32 integers, which `table` has for each code. */

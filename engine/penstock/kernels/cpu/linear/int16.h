@@ -188,6 +188,9 @@ static int64_t one_token(const linear *l, int64_t column, int64_t column_end) {
 #if defined(__AVX2__)
 #include "codes_avx2.h"
 #include "planes_avx2.h"
+#if !defined(__AVX512BW__)
+#include "panel_avx2.h"
+#endif
 enum { CODE_BLOCK = CODE_INPUTS };
 #else
 enum { CODE_BLOCK = 0 }; /* plain C serves */
@@ -200,6 +203,9 @@ static int64_t linear_codes(const linear *l, int64_t column, int64_t column_end)
 static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     if (!l->is_tiled) return column;
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+    if (a->num_tokens >= PANEL_FROM_TOKENS) return linear_panels(l, column, column_end);
+#endif
     if (l->kind != INT8) return linear_codes(l, column, column_end);
     if (a->num_tokens == 1) return one_token(l, column, column_end);
     column_end -= (column_end - column) % CHANNELS;
