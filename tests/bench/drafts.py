@@ -149,7 +149,9 @@ def compare(engine: Engine, kind: str, num_seqs: int, num_tokens: int) -> str:
     parts: list[tuple[float, float]] = []
     num_trees, places = engine.metrics.draft_chains, [*engine.metrics.accepted_by_place]
     for _ in range(ROUNDS):
-        timed = run(engine, Alternating(maker(engine.meter.known_s)), asked, params)
+        timed = run(
+            engine, Alternating(maker(engine.meter.known_s, usual_s=engine.meter.usual.of)), asked, params
+        )
         assert timed.answers == expected, "an answer depends on guesses"
         for is_on in (False, True):
             seconds[is_on].extend(timed.seconds[is_on])
