@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from eagle3_folders import save_model, save_speculators
 from mtp_folders import save_with_head
 from pretended_card import PretendedCard, engines, missing
@@ -21,10 +20,8 @@ from conftest import save_byte_tokenizer
 from penstock.config import EngineConfig
 from penstock.drafters.draft_model import DraftModel
 from penstock.drafters.eagle3_drafter import Eagle3Drafter
-from penstock.drafters.memory_beside import card_bytes
 from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.engine import Completion, Engine
-from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import SamplingParams
 
