@@ -4,6 +4,7 @@ budget, and answers stay the same to the last bit."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from penstock.drafters.draft_model import DraftModel
 from penstock.drafters.eagle3_drafter import Eagle3Drafter
 from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.engine import Completion, Engine
+from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import SamplingParams
+from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -91,3 +94,61 @@ def test_answers_are_those_without_guesses(guessed: Guessed, card: PretendedCard
     del engine, drafter
     engines.forget_orders()
     check_nothing_is_left(card)
+
+
+def test_the_budget_is_shared(guessed: Guessed, card: PretendedCard) -> None:
+    """What guesses takes its memory first, the model's plan has the rest, and torch gives both no more."""
+    budget = 700 * MIB
+    with Engine.load(guessed.model, EngineConfig(**CONFIG, device_memory_bytes=budget)) as engine:
+        assert engine.plan.device_budget_bytes == budget
+    del engine
+    with guessed.load(device_memory_bytes=budget) as engine:
+        drafter = engine.draft_model
+        assert drafter is not None and drafter.plan.at_home("device") and drafter.num_card_bytes > 0
+        assert engine.plan.device_budget_bytes == budget - drafter.num_card_bytes
+        limit = budget - CUDA_CONTEXT_BYTES
+        # The limit is a share of the card, which torch rounds.
+        assert card.memory.used_bytes < limit and abs(card.memory.limit_bytes - limit) < 4096
+    del engine, drafter
+    engines.forget_orders()
+    check_nothing_is_left(card)
+    assert card.memory.limit_bytes == card.memory.total_bytes
+
+
+def test_what_has_no_room_on_the_card(guessed: Guessed, card: PretendedCard) -> None:
+    """A draft model and a head in a folder of its own are computed on the processor then, or where the config
+    says so. A head that came with the model shares matrices with the model, and is refused."""
+    expected = guessed.undrafted()
+    if guessed.kind is MTPDrafter:
+        with pytest.raises(ConfigError, match="largest matrices are those of the model"):
+            guessed.load(draft_device="cpu")
+        with pytest.raises(CapacityError, match="device memory"):
+            guessed.load(device_memory_bytes=300 * MIB)
+        check_nothing_is_left(card)
+        return
+    with guessed.load(draft_device="cpu") as engine:
+        drafter = engine.draft_model
+        assert drafter is not None and drafter.config.device == "cpu" and drafter.num_card_bytes == 0
+        assert exact(engine.generate(PROMPTS, PARAMS)) == exact(expected)
+        assert engine.metrics.draft_tokens
+    del engine, drafter
+    check_nothing_is_left(card)
+
+
+def test_a_draft_model_moves_to_the_processor(card: PretendedCard, tmp_path: Path) -> None:
+    """Where the card's budget is too small for it; and where it leaves the model too little, who loads it is
+    told what to do."""
+    guessed = Guessed("draft_model", tmp_path)
+    with guessed.load() as engine:
+        assert engine.draft_model is not None
+        taken = engine.draft_model.plan.device_used_bytes
+    del engine
+    config = EngineConfig(**(CONFIG | guessed.config | {"num_resident_layers": None}))
+    for shortage, device in ((0, "cuda:0"), (4096, "cpu")):
+        drafter = DraftModel.load(guessed.drafter, replace(config, device_memory_bytes=taken - shortage))
+        assert drafter.config.device == device
+        drafter.close()
+    del drafter
+    check_nothing_is_left(card)
+    with pytest.raises(CapacityError, match="What guesses has .* of the GPU beside it: take --draft-device"):
+        guessed.load(device_memory_bytes=taken)

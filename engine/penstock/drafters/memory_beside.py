@@ -85,7 +85,7 @@ def config_beside(config: EngineConfig, draft: MemoryPlan) -> EngineConfig:
     return replace(
         config,
         host_memory_bytes=_left(host, draft.host_used_bytes, "--host-memory"),
-        device_memory_bytes=_left(device, card_bytes(draft), "--device-memory, or take --draft-device cpu"),
+        device_memory_bytes=_left(device, card_bytes(draft), "--device-memory"),
     )
 
 
