@@ -31,7 +31,6 @@ class PlannedEagle3(PlannedMTP):
         spec = planned.opened.spec
         assert isinstance(spec, Eagle3Spec)
         self._spec, self._name = spec, name
-        self.plan = with_states(self.plan, spec, planned.config.max_num_batched_tokens)
 
     @classmethod
     def open(
@@ -51,7 +50,8 @@ class PlannedEagle3(PlannedMTP):
 
             def settle(planned: PlannedModel) -> PlannedModel:
                 check_stays(planned.plan, f"the EAGLE-3 head {name}", "leave --draft-model out")
-                return planned
+                num_tokens = planned.config.max_num_batched_tokens
+                return planned._replace(plan=with_states(planned.plan, opened.spec, num_tokens))
 
             own = own_config(config, opened.spec.max_position_embeddings)
             return cls(plan_beside(opened, own, config, hardware, settle), name)
@@ -90,9 +90,10 @@ class PlannedEagle3(PlannedMTP):
         own.layers_of(spec.num_layers)
 
 
-def with_states(plan: MemoryPlan, spec: Eagle3Spec, num_tokens: int) -> MemoryPlan:
+def with_states(plan: MemoryPlan, spec: ModelSpec, num_tokens: int) -> MemoryPlan:
     """A head's plan with the memory of a step's hidden states: copies of two layers', and all of them side by
     side, twice for a moment. What the projection reads is on the host, and so are its integers."""
+    assert isinstance(spec, Eagle3Spec)
     state_bytes = 4 * num_tokens * spec.target_size
     return replace(
         plan,
