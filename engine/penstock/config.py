@@ -22,6 +22,7 @@ SpeculationMode = Literal["auto", "off"]
 Runner = Literal["auto", "generate", "pooling"]
 PoolingChoice = Literal["auto", "cls", "last", "mean"]
 MTPMode = Literal["auto", "on", "off"]
+DraftDevice = Literal["auto", "cpu"]
 ShareMode = Literal["auto", "off"]
 
 
@@ -221,10 +222,13 @@ class EngineConfig:
     #: Guesses come from prompt and answer, from what the model found likely before, and from draft_model. No
     #: answer depends on them.
     speculation: SpeculationMode = "auto"
-    #: A small model (a folder, a .gguf file or a hub repository) that guesses, too. It stays in the host's
-    #: memory, within the budget, and has the same vocabulary. Or an EAGLE-3 head that was trained for the
-    #: model, which its config.json tells.
+    #: A small model (a folder, a .gguf file or a hub repository) that guesses, too. It stays in memory,
+    #: within the budget, and has the same vocabulary. Or an EAGLE-3 head that was trained for the model: its
+    #: config.json tells.
     draft_model: str | None = None
+    #: Where draft_model is computed: where the model is, if it stays in memory there ("auto"), or on the
+    #: processor ("cpu"). A head of multi-token prediction is computed where the model is.
+    draft_device: DraftDevice = "auto"
     #: Refuse a draft_model that is no EAGLE-3 head.
     draft_with_eagle3: bool = False
     #: A head of multi-token prediction that came with the model guesses, too: where it can and there is no
@@ -279,6 +283,7 @@ class EngineConfig:
             ("speculation", SpeculationMode),
             ("runner", Runner),
             ("pooling", PoolingChoice),
+            ("draft_device", DraftDevice),
             ("mtp", MTPMode),
             ("share_products", ShareMode),
         ):

@@ -412,7 +412,9 @@ def _meter(model: Model, plan: MemoryPlan, config: ResolvedConfig, predict: Pred
 
 def _drafter(config: EngineConfig, meter: StepMeter, draft_model: Guesser | None) -> Drafter:
     """Guesses pay only where the time of a step is known before."""
-    return NO_DRAFTS if config.speculation == "off" else Speculation(meter.known_s, draft_model, config)
+    if config.speculation == "off":
+        return NO_DRAFTS
+    return Speculation(meter.known_s, draft_model, config, meter.usual.of)
 
 
 def _targets(model: Model) -> Targets:

@@ -134,6 +134,21 @@ def load_model(
     while weights are read. `share` says which layers are this machine's."""
     config = with_adapter_bytes(config)
     folder = find_model(model, revision, offline, allow_pickle=config.allow_pickle)
+    opened = open_folder(folder, config)
+    try:
+        found = tokenizer or begin_tokenizer(folder, opened)
+        advice = _default_sampling(folder)  # read before there is a lane, which would have to be closed
+        lane = find_lane(config.device, spare)
+        if share is not None:
+            opened, config = share(opened, config, lane, hardware)
+        return assemble(opened, found, config, lane, hardware, cache_folder, advice)
+    except BaseException:
+        opened.store.close()
+        raise
+
+
+def open_folder(folder: Path, config: EngineConfig) -> OpenModel:
+    """Open a model's files as the config says. Raises what open_model() raises."""
     opened = open_model(
         folder,
         config.ignore_unexpected_tensors,
@@ -145,23 +160,21 @@ def load_model(
     )
     if files := opened.store.checkpoint.pickles:
         Checksums(files, is_logged=True)
-    try:
-        ends = opened.store.checkpoint.config.get("eos_token_id") if folder.is_file() else None
-        making = ThreadPoolExecutor(1, "penstock-tokenizer")
-        found = tokenizer or making.submit(Tokenizer.load, folder, frozenset(ends or ()))
-        making.shutdown(wait=False)
-        advice = _default_sampling(folder)  # read before there is a lane, which would have to be closed
-        lane = find_lane(config.device, spare)
-        if share is not None:
-            opened, config = share(opened, config, lane, hardware)
-        return assemble(opened, found, config, lane, hardware, cache_folder, advice)
-    except BaseException:
-        opened.store.close()
-        raise
+    return opened
+
+
+def begin_tokenizer(folder: Path, opened: OpenModel) -> Future[Tokenizer]:
+    """The tokenizer of a folder or file, which a thread makes."""
+    ends = opened.store.checkpoint.config.get("eos_token_id") if folder.is_file() else None
+    making = ThreadPoolExecutor(1, "penstock-tokenizer")
+    found = making.submit(Tokenizer.load, folder, frozenset(ends or ()))
+    making.shutdown(wait=False)
+    return found
 
 
 class SharedEnds(NamedTuple):
-    """Matrices of a model in memory that a second model has, too. Without a head, that is its own."""
+    """Matrices of a model in memory that a second model has, too. The head's lies where both compute. Without
+    a head, that is its own."""
 
     embedding: Matrix
     head: Matrix | None = None
@@ -440,7 +453,7 @@ def _begin_reading(
     if shared is not None:
         embedding = embedding.joined("embedding", shared.embedding)
     if shared is not None and shared.head is not None:
-        head = head_there().joined("head", shared.head)
+        head = head_there().map(lane.upload).joined("head", shared.head)
     else:
         head = with_head(tensors, head_there(), embedding).map(lane.upload)
     places = tensors.places

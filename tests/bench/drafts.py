@@ -7,10 +7,12 @@ minutes of the machine. Three kinds of answers:
     wrong      a drafter that is always wrong, and that is trusted at first
 
     python tests/bench/drafts.py FOLDER [--host-memory-gib 1] [--sequences 1 4 8 32] [--tokens 64]
+        [--rounds 5]
 
-A line has tokens/s without and with guesses, and tokens per sequence and step. Then, in milliseconds of a
-step with guesses: finding guesses, waiting for layers, and computing (the rest of the step). Last, for each
-depth the share of trees of guesses that were right so far.
+A line has tokens/s without and with guesses, the ratio of the two (the median of the rounds, and the range),
+and tokens per sequence and step. Each round begins with a drafter that knows nothing. Then, in milliseconds
+of a step with guesses: finding guesses, waiting for layers, and computing (the rest of the step). Last, for
+each depth the share of trees of guesses that were right so far.
 
 The rates of the machine are measured first, or kept from before. Weights may be random (penstock bench
 --shape makes such folders): the text of "edited" is made of the answers that come without guesses.
@@ -40,7 +42,7 @@ from penstock.measure import measure_hardware
 from penstock.text.tokenizer import NoText
 
 KINDS = ("edited", "new", "wrong")
-PROMPT, ROUNDS = 32, 2
+PROMPT = 32
 
 
 class WrongText(RepeatedText):
@@ -111,12 +113,17 @@ class Timed(NamedTuple):
 
 
 def run(
-    engine: Engine, drafter: Alternating | None, asked: list[list[int]], params: list[SamplingParams]
+    engine: Engine,
+    drafter: Alternating | None,
+    asked: list[list[int]],
+    params: list[SamplingParams],
+    seed: int = 0,
 ) -> Timed:
+    """seed: decides which steps have guesses."""
     engine.scheduler._drafter = drafter or NO_DRAFTS
     for index, (prompt, each) in enumerate(zip(asked, params, strict=True)):
         engine.add(GenerationRequest(prompt, each, str(index)))
-    timed, dice = Timed([[] for _ in asked], ([], []), ([], []), []), random.Random(0)
+    timed, dice = Timed([[] for _ in asked], ([], []), ([], []), []), random.Random(seed)
     while engine.has_work:
         is_on = dice.random() < 0.5
         if drafter is not None:
@@ -135,7 +142,18 @@ def run(
     return timed
 
 
-def compare(engine: Engine, kind: str, num_seqs: int, num_tokens: int) -> str:
+def rates(timed: list[Timed], limit: float) -> tuple[float, float]:
+    """Tokens per second without guesses and with them. No step counts for more than `limit` seconds:
+    something else ran then."""
+    off, on = (
+        sum(sum(each.tokens[is_on]) for each in timed)
+        / sum(min(seconds, limit) for each in timed for seconds in each.seconds[is_on])
+        for is_on in (False, True)
+    )
+    return off, on
+
+
+def compare(engine: Engine, kind: str, num_seqs: int, num_tokens: int, num_rounds: int) -> str:
     """One line."""
     asked = prompts(num_seqs)
     plain = SamplingParams(temperature=1.0, seed=1, max_tokens=num_tokens, ignore_eos=True)
@@ -144,31 +162,26 @@ def compare(engine: Engine, kind: str, num_seqs: int, num_tokens: int) -> str:
     if kind == "edited":
         params = [SamplingParams(**(vars(plain) | {"prediction": edited(each)})) for each in expected]
     maker = Wrong if kind == "wrong" else Speculation
-    seconds: tuple[list[float], list[float]] = ([], [])
-    tokens: tuple[list[int], list[int]] = ([], [])
-    parts: list[tuple[float, float]] = []
     num_trees, places = engine.metrics.draft_chains, [*engine.metrics.accepted_by_place]
-    for _ in range(ROUNDS):
-        timed = run(engine, Alternating(maker(engine.meter.known_s)), asked, params)
-        assert timed.answers == expected, "an answer depends on guesses"
-        for is_on in (False, True):
-            seconds[is_on].extend(timed.seconds[is_on])
-            tokens[is_on].extend(timed.tokens[is_on])
-        parts += timed.parts
-    # No step counts for more than three times its usual time: something else ran then.
-    limit = 3 * statistics.median(seconds[True])
-    off, on = (
-        sum(tokens[is_on]) / sum(min(each, limit) for each in seconds[is_on]) for is_on in (False, True)
-    )
-    per_step = statistics.mean(tokens[True]) / num_seqs
+    found = list[Timed]()
+    for number in range(num_rounds):
+        drafter = Alternating(maker(engine.meter.known_s, usual_s=engine.meter.usual.of))
+        found.append(run(engine, drafter, asked, params, number))
+        assert found[-1].answers == expected, "an answer depends on guesses"
+    with_guesses = [seconds for timed in found for seconds in timed.seconds[True]]
+    limit = 3 * statistics.median(with_guesses)
+    off, on = rates(found, limit)
+    ratios = sorted(fast / slow for slow, fast in (rates([timed], limit) for timed in found))
+    ratio = f"{statistics.median(ratios):5.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})"
+    per_step = statistics.mean(count for timed in found for count in timed.tokens[True]) / num_seqs
+    parts = [each for timed in found for each in timed.parts]
     guessing, waiting = (statistics.median(each) for each in zip(*parts, strict=True))
-    computing = statistics.median(seconds[True]) - guessing - waiting
+    computing = statistics.median(with_guesses) - guessing - waiting
     times = " ".join(f"{1e3 * each:8.1f}" for each in (guessing, waiting, computing))
     num_trees = engine.metrics.draft_chains - num_trees
     counts = (now - then for now, then in zip(engine.metrics.accepted_by_place, places, strict=True))
     shares = " ".join(f"{count / num_trees:.0%}" for count in counts if count)
-    rates = f"{off:8.2f} {on:8.2f}   {on / off:5.2f}   {per_step:5.2f}"
-    return f"{kind:8} {num_seqs:3}   {rates}   {times}   {shares}"
+    return f"{kind:8} {num_seqs:3}   {off:8.2f} {on:8.2f}   {ratio}   {per_step:5.2f}   {times}   {shares}"
 
 
 def main() -> None:
@@ -178,6 +191,7 @@ def main() -> None:
     parser.add_argument("--sequences", nargs="*", type=int, default=(1, 4, 8, 32))
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     memory = int(options.host_memory_gib * 2**30) if options.host_memory_gib else None
     config = EngineConfig(host_memory_bytes=memory, num_kv_tokens=8192, enable_prefix_caching=False)
@@ -189,11 +203,12 @@ def main() -> None:
         expected = {count: round(1e3 * engine.meter.known_s(count)) for count in (1, 2, 4, 8, 16, 32, 64)}
         print(f"predicted ms of a step of so many tokens: {expected}")
         print(
-            "answers seqs   tok/s off       on   ratio  tokens  ms: guess     wait  compute   right by depth"
+            "answers seqs   tok/s off       on   ratio (of rounds)  tokens  ms: guess     wait  compute   "
+            "right by depth"
         )
         for num_seqs in options.sequences:
             for kind in options.kinds:
-                print(compare(engine, kind, num_seqs, options.tokens), flush=True)
+                print(compare(engine, kind, num_seqs, options.tokens, options.rounds), flush=True)
 
 
 if __name__ == "__main__":

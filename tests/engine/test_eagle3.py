@@ -16,7 +16,6 @@ from test_engine import exact
 from test_mtp import CASES, MEASURED, PARAMS, Heard
 
 from penstock.config import EngineConfig
-from penstock.drafters import mtp_plan
 from penstock.drafters.eagle3_drafter import Eagle3Drafter
 from penstock.drafters.eagle3_plan import PlannedEagle3
 from penstock.engine import Completion, Engine
@@ -121,13 +120,6 @@ def test_layers_are_read_as_each_program_counts_them() -> None:
         Eagle3.read_spec(base | {"norm_before_fc": True})
     assert is_eagle3(base) and not is_eagle3(base | {"architectures": ["LlamaForCausalLM"]})
     assert is_eagle3({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 100})
-
-
-def test_a_model_on_a_gpu_has_no_head(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mtp_plan, "gpu_trouble", lambda number: None)
-    config = EngineConfig(draft_model=str(pair.head), allow_pickle=True)
-    with pytest.raises(ConfigError, match="heads are computed on the processor so far. Take --device cpu"):
-        Engine.load(pair.model, config)
 
 
 def test_what_can_not_be_had_is_refused(pair: Pair, tiny_llama: Path, tmp_path: Path) -> None:

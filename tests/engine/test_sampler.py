@@ -18,6 +18,7 @@ from penstock.generation.chosen import SampledToken
 from penstock.generation.distribution import FIRST_CANDIDATES, draw, token_logprobs
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.grammars.blanks import BlankMatcher, Blanks
+from penstock.generation.likely_followers import BLOCK, likely_followers
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sampler import Sampler, tokens_that_repeat
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
@@ -35,6 +36,16 @@ def threads() -> Iterator[None]:
 
 def random_logits(*shape: int, seed: int = 0, scale: float = 2) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+@pytest.mark.parametrize("size", [5, 64, 8 * BLOCK, 9 * BLOCK, 9 * BLOCK + 1, 20 * BLOCK + 63])
+def test_likely_followers_are_those_of_topk(size: int) -> None:
+    """With the likeliest tokens of a row in one block, in the last one, and behind it."""
+    logits = random_logits(6, size)
+    for row, place in enumerate((0, size // 2, size - 3)):
+        logits[row, max(0, place - 4) : place + 5] += 50
+    found = likely_followers(logits, 8)
+    assert [list(row) for row in found] == logits.topk(min(8, size)).indices.tolist()
 
 
 def sequence(params: SamplingParams, prompt: list[int], output: list[int]) -> Sequence:

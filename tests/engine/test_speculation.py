@@ -29,6 +29,7 @@ from penstock.generation.drafting.guesses import Guesses
 from penstock.generation.drafting.recycled_tokens import RecycledTokens
 from penstock.generation.drafting.repeated_text import RepeatedText
 from penstock.generation.drafting.speculation import Speculation
+from penstock.generation.drafting.usual_times import UsualTimes
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence
 
@@ -170,11 +171,50 @@ def test_wrong_guesses_become_rare_and_are_tried_again_later() -> None:
         sizes.append(guess.num_nodes)
         if guess:
             speculation.learn(mine, guess, [], [])
-    assert sizes[0] > 2 and 0 < sum(sizes[100:]) < 40
+    assert sizes[0] > 1 and 0 < sum(sizes[100:]) < 40
     # Each guess lengthens a step by a twentieth. From the first step on, no more is lost than the share of
     # Allowance, its beginning, and one guess.
     for count in range(1, 301):
         assert 0.05 * sum(sizes[:count]) <= 1.05 * (FIRST + SHARE * count) + 0.05
+
+
+def wrong_guesses(num_steps: int, usual_s: Callable[[int], float] | None) -> list[int]:
+    """How many guesses steps have, one of which should lengthen a step by a twentieth, and all are wrong."""
+    mine = sequence([*range(20), *range(18)])
+    speculation, sizes = Speculation(lambda n: 0.95 + 0.05 * n, usual_s=usual_s), []
+    for _ in range(num_steps):
+        guess = speculation.propose([mine], 1, 500).get(mine, NO_GUESSES)
+        sizes.append(guess.num_nodes)
+        if guess:
+            speculation.learn(mine, guess, [], [])
+    return sizes
+
+
+def test_guesses_pay_what_their_steps_took() -> None:
+    """Which may be more than was predicted, or less. Nothing changes where a step took what it should."""
+    cost, count = 0.4, 200
+    dear, predicted = wrong_guesses(count, lambda n: 1 + cost * (n - 1)), wrong_guesses(count, None)
+    largest = cost * max(dear)
+    assert 0 < cost * sum(dear) <= FIRST + SHARE * count + largest
+    assert cost * sum(predicted) > FIRST + SHARE * count + largest, "the test shows nothing"
+    assert wrong_guesses(count, lambda n: 3 * (0.95 + 0.05 * n)) == predicted
+    assert sum(wrong_guesses(count, lambda n: 1.0)) > sum(predicted)
+    assert wrong_guesses(count, lambda n: 0.0) == predicted, "nothing was measured"
+
+
+def test_a_step_that_was_slow_by_accident_ends_guessing_for_a_while() -> None:
+    times = [1.0, 100.0]
+    sizes = wrong_guesses(120, lambda n: times.pop() if len(times) > 1 and n > 1 else 1.0)
+    assert sizes[0] and not any(sizes[1:50]) and any(sizes[50:60])
+
+
+def test_usual_times_are_those_of_the_last_steps() -> None:
+    usual = UsualTimes()
+    assert usual.of(2) == 0
+    for seconds in (9.0, 9.0, 9.0, 1.0, 2.0, 30.0, 3.0, 2.0):
+        usual.record(2, seconds)
+    usual.record(3, 7.0)
+    assert usual.of(2) == 2 and usual.of(3) == 7 and usual.of(4) == 0
 
 
 def test_right_guesses_earn_more_guesses() -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.config import EngineConfig
+from penstock.drafters.memory_beside import card_bytes, config_beside, machine_beside, plan_beside
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.asking import Place
 from penstock.generation.drafting.expectation import Assumed, assumed_model
@@ -27,12 +28,13 @@ from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.rope_lengths import RopeLengths
 from penstock.generation.sequence import Sequence
-from penstock.loader import LoadedModel, load_model
+from penstock.loader import LoadedModel, PlannedModel, begin_reading, begin_tokenizer, open_folder
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.model.shapes import footprint
 from penstock.spec import ModelSpec
 from penstock.text.tokenizer import Tokenizer
+from penstock.weights.checkpoints.hub import find_model
 
 #: Tokens of texts that have room, unless the config has fewer for the model itself.
 NUM_KV_TOKENS = 8192
@@ -62,7 +64,7 @@ def own_config(config: EngineConfig) -> EngineConfig:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max(MAX_CHUNK, config.max_num_seqs),
         num_threads=config.num_threads,
-        device="cpu",
+        device="cpu",  # or the model's card: plan_beside()
         enable_prefix_caching=False,
         allow_pickle=config.allow_pickle,
     )
@@ -72,35 +74,16 @@ def check_plan(name: str | Path, plan: MemoryPlan, has_encoder: bool, state_byte
     """Raises CapacityError for a draft model that this plan of its own does not keep in memory, and
     ConfigError for a kind of model that can't draft."""
     if num_streamed := sum(not layer.is_resident for layer in plan.layers):
+        budget = plan.device_budget_bytes if plan.has_gpu else plan.host_budget_bytes
         raise CapacityError(
-            f"the draft model {name} does not fit into {gib(plan.host_budget_bytes)}: {num_streamed} of its "
-            "layers would be read in each step. Take a smaller one, or raise --host-memory"
+            f"the draft model {name} does not fit into {gib(budget)}: {num_streamed} of its layers would be "
+            f"read in each step. Take a smaller one, or raise --{'device' if plan.has_gpu else 'host'}-memory"
         )
     if has_encoder or state_bytes:
         raise ConfigError(
             f"{name} can't be a draft model: it encodes its prompts, or has recurrent states. Take a decoder "
             "with attention alone"
         )
-
-
-def config_beside(config: EngineConfig, draft: MemoryPlan) -> EngineConfig:
-    """The config with the host memory that a draft model leaves. Raises CapacityError if it leaves none."""
-    if config.host_memory_bytes is None:
-        return config
-    left = config.host_memory_bytes - draft.host_used_bytes
-    if left <= 0:
-        raise CapacityError(
-            f"the draft model takes {gib(draft.host_used_bytes)} of {gib(config.host_memory_bytes)}: nothing "
-            "is left for the model itself. Take a smaller one, or raise --host-memory"
-        )
-    return replace(config, host_memory_bytes=left)
-
-
-def machine_beside(config: EngineConfig, hardware: HardwareProfile, draft: MemoryPlan) -> HardwareProfile:
-    """The machine, which was described before the draft model was there, with the memory that it leaves."""
-    if config.host_memory_bytes is not None:
-        return hardware
-    return replace(hardware, free_ram_bytes=max(0, hardware.free_ram_bytes - draft.host_used_bytes))
 
 
 def check_spec(spec: ModelSpec, purpose: str) -> None:
@@ -142,7 +125,9 @@ def _within(sequence: Sequence, vocab_size: int) -> SamplingParams | None:
 class DraftModel:
     """A model in memory beside the one that it drafts for. Used by the engine thread."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, hardware: HardwareProfile) -> None:
+        """hardware: the machine before the draft model was there."""
+        self._hardware = hardware
         self.model, self.plan, self.config = loaded.model, loaded.plan, loaded.config
         self._predict = loaded.predict
         self._blocks = BlockManager(loaded.plan.num_kv_blocks, loaded.config.block_size, False)
@@ -159,21 +144,34 @@ class DraftModel:
         config: EngineConfig,
         offline: bool = False,
         hardware: HardwareProfile | None = None,
-        tokenizer: Tokenizer | None = None,
     ) -> DraftModel:
-        """Load a draft model by its name, wholly into the host's memory, within the budget of `config`.
-        Raises what Engine.load() raises, CapacityError if the model does not fit, and ConfigError for a kind
-        of model that can't draft."""
-        loaded = load_model(name, own_config(config), offline, None, tokenizer, hardware, None)
-        model = loaded.model
+        """Load a draft model by its name, wholly into memory, within the budget of `config`: onto the card of
+        a model on a card, if it fits there (config.draft_device), else into the host's memory. Raises what
+        Engine.load() raises, CapacityError if the model does not fit, and ConfigError for a kind of model
+        that can't draft."""
+        own = own_config(config)
+        folder = find_model(name, None, offline, allow_pickle=own.allow_pickle)
+        opened = open_folder(folder, own)
+        spec = opened.spec
+
+        def settle(planned: PlannedModel) -> PlannedModel:
+            check_plan(name, planned.plan, spec.has_encoder, spec.state_bytes)
+            return planned
+
         try:
-            check_plan(name, loaded.plan, model.spec.has_encoder, model.spec.state_bytes)
-            check_spec(model.spec, "be a draft model")
-            model.streamer.tiers.wait_until_loaded()
+            check_spec(spec, "be a draft model")
+            tokenizer = begin_tokenizer(folder, opened)
+            planned = plan_beside(opened, own, config, hardware, settle)
+            loaded = begin_reading(planned, tokenizer)
         except BaseException:
-            model.close()
+            opened.store.close()
             raise
-        return cls(loaded)
+        try:
+            loaded.model.streamer.tiers.wait_until_loaded()
+        except BaseException:
+            loaded.model.close()
+            raise
+        return cls(loaded, planned.hardware)
 
     def share_vocabulary(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         """Guess only tokens that the other model has. Raises ConfigError unless the two models have the same
@@ -191,10 +189,10 @@ class DraftModel:
 
     def leave(
         self, config: EngineConfig, hardware: HardwareProfile | None
-    ) -> tuple[EngineConfig, HardwareProfile | None]:
-        """A config and a machine with what this model leaves of the host's memory."""
+    ) -> tuple[EngineConfig, HardwareProfile]:
+        """A config and a machine with the memory that this model leaves."""
         left = config_beside(config, self.plan)
-        return left, None if hardware is None else machine_beside(config, hardware, self.plan)
+        return left, machine_beside(config, hardware or self._hardware, self.plan)
 
     @property
     def assumed(self) -> Assumed:
@@ -243,6 +241,11 @@ class DraftModel:
     def num_bytes(self) -> int:
         """Bytes of the host's memory that are its own."""
         return self.plan.host_used_bytes
+
+    @property
+    def num_card_bytes(self) -> int:
+        """Bytes of a card's memory that are its own."""
+        return card_bytes(self.plan)
 
     def close(self) -> None:
         self.model.close()

@@ -30,4 +30,4 @@ class Eagle3Drafter(MTPDrafter):
         return self._family.spec.layers_of(num_layers)
 
     def _given(self, hidden: Tensor) -> Tensor:
-        return self._family.condense(self._embedding, hidden)
+        return self._family.condense(self._embedding, hidden.to("cpu"))

@@ -9,11 +9,11 @@ from typing import Any
 from penstock.config import EngineConfig
 from penstock.drafters.draft_model import check_spec
 from penstock.drafters.eagle3_drafter import Eagle3Drafter
-from penstock.drafters.mtp_plan import PlannedMTP, own_config, why_not
+from penstock.drafters.memory_beside import plan_beside
+from penstock.drafters.mtp_plan import PlannedMTP, check_stays, own_config, why_not
 from penstock.errors import ConfigError
-from penstock.loader import Model, PlannedModel, SharedEnds, begin_reading, plan_model
+from penstock.loader import Model, PlannedModel, SharedEnds, begin_reading
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.host_lane import HostLane
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.model.heads.eagle3 import NUM_STATES, Eagle3, Eagle3Spec, is_eagle3
 from penstock.model.registry import OpenModel, checked_spec
@@ -31,7 +31,6 @@ class PlannedEagle3(PlannedMTP):
         spec = planned.opened.spec
         assert isinstance(spec, Eagle3Spec)
         self._spec, self._name = spec, name
-        self.plan = with_states(self.plan, spec, planned.config.max_num_batched_tokens)
 
     @classmethod
     def open(
@@ -46,12 +45,16 @@ class PlannedEagle3(PlannedMTP):
         folder = find_model(name, None, offline, allow_pickle=config.allow_pickle)
         opened = open_eagle3(folder, config)
         try:
-            if trouble := why_not(opened, config):
+            if trouble := why_not(opened):
                 raise ConfigError(f"the EAGLE-3 head {name} can't guess: {trouble}")
+
+            def settle(planned: PlannedModel) -> PlannedModel:
+                check_stays(planned.plan, f"the EAGLE-3 head {name}", "leave --draft-model out")
+                num_tokens = planned.config.max_num_batched_tokens
+                return planned._replace(plan=with_states(planned.plan, opened.spec, num_tokens))
+
             own = own_config(config, opened.spec.max_position_embeddings)
-            found = cls(plan_model(opened, own, HostLane(), hardware), name)
-            found._check(name)
-            return found
+            return cls(plan_beside(opened, own, config, hardware, settle), name)
         except BaseException:
             opened.store.close()
             raise
@@ -87,12 +90,15 @@ class PlannedEagle3(PlannedMTP):
         own.layers_of(spec.num_layers)
 
 
-def with_states(plan: MemoryPlan, spec: Eagle3Spec, num_tokens: int) -> MemoryPlan:
-    """A head's plan with the memory of a step's hidden states: copies of two layers', and what the projection
-    reads: all of them side by side, and as integers."""
+def with_states(plan: MemoryPlan, spec: ModelSpec, num_tokens: int) -> MemoryPlan:
+    """A head's plan with the memory of a step's hidden states: copies of two layers', and all of them side by
+    side, twice for a moment. What the projection reads is on the host, and so are its integers."""
+    assert isinstance(spec, Eagle3Spec)
+    state_bytes = 4 * num_tokens * spec.target_size
     return replace(
         plan,
-        workspace_bytes=plan.workspace_bytes + 4 * (2 + 2 * NUM_STATES) * num_tokens * spec.target_size,
+        workspace_bytes=plan.workspace_bytes + (2 + 2 * NUM_STATES) * state_bytes,
+        heard_bytes=plan.heard_bytes + (2 * NUM_STATES * state_bytes if plan.has_gpu else 0),
     )
 
 

@@ -60,9 +60,9 @@ class HeardStates:
     def take(self) -> Iterator[tuple[Sequence, int, Tensor]]:
         """For each sequence of the step that guesses may be wanted for, the place of a token in its text, and
         the hidden states of that token and those behind it, one layer's beside the other's, float32
-        [num_tokens, num_layers * hidden_size]. Each step is taken once."""
+        [num_tokens, num_layers * hidden_size], where layers are computed. Each step is taken once."""
         parts, hidden, self._parts, self._hidden = self._parts, self._hidden, [], []
         for part in parts:
             if part.sequence.params.speculation:
-                rows = torch.tensor(part.rows())
+                rows = torch.tensor(part.rows(), device=hidden[0].device)
                 yield part.sequence, part.start, torch.cat([each[rows] for each in hidden], dim=1)

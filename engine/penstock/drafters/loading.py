@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.config import EngineConfig
 from penstock.drafters.draft_model import DraftModel, check_spec
 from penstock.drafters.find_head import find_head
+from penstock.drafters.memory_beside import card_bytes
 from penstock.drafters.mtp_drafter import MTPDrafter
-from penstock.errors import ConfigError
+from penstock.errors import CapacityError, ConfigError
 from penstock.loader import LoadedModel, Share, load_model
 from penstock.memory.hardware import HardwareProfile
+from penstock.memory.planning.plan import gib
 from penstock.memory.spare_memory import SpareMemory
 from penstock.text.tokenizer import Tokenizer
 
@@ -50,13 +53,14 @@ def load_with_guesses(
         small = DraftModel.load(config.draft_model, config, source.offline, hardware)
         undo.callback(small.close)
         config, hardware = small.leave(config, hardware)
-    loaded = load_model(
-        source.model, config, source.offline, source.revision, source.tokenizer, hardware,
-        source.cache_folder, source.spare, share,
-    )  # fmt: skip
+    guessing = head or small
+    with _told_of_memory(0 if guessing is None else card_bytes(guessing.plan)):
+        loaded = load_model(
+            source.model, config, source.offline, source.revision, source.tokenizer, hardware,
+            source.cache_folder, source.spare, share,
+        )  # fmt: skip
     undo.callback(loaded.model.close)
-    guesses = head is not None or small is not None or config.draft_with_planes
-    if loaded.model.pooling is not None and guesses:
+    if loaded.model.pooling is not None and (guessing is not None or config.draft_with_planes):
         raise ConfigError(
             "a model that makes vectors or scores guesses no tokens: leave draft_model out, and "
             "draft_with_planes, or set speculation to off"
@@ -69,3 +73,17 @@ def load_with_guesses(
         check_spec(loaded.model.spec, "have a draft model")
         small.share_vocabulary(loaded.model.tokenizer, loaded.model.spec.vocab_size)
     return loaded, small
+
+
+@contextmanager
+def _told_of_memory(num_bytes: int) -> Iterator[None]:
+    """Says in a CapacityError that what guesses has so many bytes of the card."""
+    try:
+        yield
+    except CapacityError as error:
+        if not num_bytes:
+            raise
+        raise CapacityError(
+            f"{error}. What guesses has {gib(num_bytes)} of the GPU beside it: take --draft-device cpu for a "
+            "draft model, or --mtp off"
+        ) from error

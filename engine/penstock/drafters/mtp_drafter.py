@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from penstock.drafters.heard_states import HeardStates
+from penstock.drafters.memory_beside import card_bytes
 from penstock.generation.drafting.asking import Place
 from penstock.generation.drafting.expectation import Assumed, assumed_head
 from penstock.generation.drafting.fork_limit import ForkLimit
@@ -46,7 +47,7 @@ class _Branch:
     text: Sequence
     #: Its tokens are those of the rows; blocks and lengths are those of the head's keys and values.
     rows: Sequence
-    #: float32 [num_pending_rows, hidden_size]: of the tokens before those of the pending rows.
+    #: float32 [num_pending_rows, hidden_size], on the host: of the tokens before those of the pending rows.
     hidden: Tensor
 
 
@@ -58,7 +59,7 @@ class _Twin:
     rows: Sequence
     #: The place in the text of the first row's token.
     first: int
-    #: Hidden states of the model that the head has not computed with yet.
+    #: Hidden states of the model, on the host, that the head has not computed with yet.
     waiting: Tensor
     #: -1: the text; else the text and a path of guesses, by the node of the step's guesses.
     branches: dict[int, _Branch] = field(default_factory=dict)
@@ -92,7 +93,7 @@ class MTPDrafter:
 
     def _given(self, hidden: Tensor) -> Tensor:
         """What the head's rows get of hidden states, as HeardStates.take() has them: float32 [num_tokens,
-        hidden_size]."""
+        hidden_size], on the host."""
         return self._norm_final(hidden)
 
     @property
@@ -154,6 +155,11 @@ class MTPDrafter:
     def num_bytes(self) -> int:
         """Bytes of the host's memory that are its own."""
         return self.plan.host_used_bytes
+
+    @property
+    def num_card_bytes(self) -> int:
+        """Bytes of a card's memory that are its own."""
+        return card_bytes(self.plan)
 
     def close(self) -> None:
         self.head.close()
@@ -235,12 +241,12 @@ class MTPDrafter:
         vectors = torch.cat([each.hidden for each in branches])
         executor, most = self.head.executor, self.config.max_num_seqs
         hidden = executor.sweep(replace(inputs, given=GivenRows(torch.arange(len(vectors)), vectors)))
-        hidden = hidden[inputs.wanted_rows]
+        hidden = hidden[inputs.wanted_rows.to(hidden.device)]
         logits = (executor.head(hidden[first : first + most]) for first in range(0, len(hidden), most))
         texts = tuple(ScheduledSequence(each.text, 1, True) for each in branches)
         found = self._sampler.candidates(logits, Batch(texts), NUM_CANDIDATES)
-        if self._form is not None and self._form.is_normed:
-            hidden = executor.norm_final(hidden)
+        is_normed = self._form is not None and self._form.is_normed
+        hidden = executor.norm_final(hidden) if is_normed else hidden.to("cpu")
         for index, branch in enumerate(branches):
             branch.rows.advance(branch.rows.num_pending_tokens)
             branch.hidden = hidden[index : index + 1]

@@ -7,16 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.config import EngineConfig, card_number
-from penstock.drafters.draft_model import NUM_KV_TOKENS, config_beside, machine_beside
+from penstock.config import EngineConfig
+from penstock.drafters.draft_model import NUM_KV_TOKENS
+from penstock.drafters.memory_beside import config_beside, is_on_card, machine_beside, plan_beside
 from penstock.drafters.mtp_drafter import MAX_WAITING, MTPDrafter
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.choice import LEAST_GAIN
 from penstock.generation.drafting.expectation import assumed_head, expected
 from penstock.loader import Model, PlannedModel, SharedEnds, begin_reading, plan_model
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.host_lane import HostLane
-from penstock.memory.lane import gpu_trouble
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.memory.planning.planner import plan_memory
@@ -29,9 +28,6 @@ from penstock.weights.store import planned_tensors
 
 logger = logging.getLogger(__name__)
 
-#: Why a head can't guess for a model on a GPU.
-ON_GPU = "a GPU computes the model, and heads are computed on the processor so far. Take --device cpu"
-
 
 class PlannedMTP:
     """Files that are open, and a plan. Nothing is allocated."""
@@ -39,7 +35,7 @@ class PlannedMTP:
     def __init__(self, planned: PlannedModel) -> None:
         self._planned = planned
         waiting = 4 * MAX_WAITING * planned.opened.spec.hidden_size
-        self.plan = replace(planned.plan, workspace_bytes=planned.plan.workspace_bytes + waiting)
+        self.plan = replace(planned.plan, heard_bytes=planned.plan.heard_bytes + waiting)
 
     @classmethod
     def find(
@@ -60,8 +56,7 @@ class PlannedMTP:
             if trouble := _trouble(opened, config):
                 raise ConfigError(f"{model} has no guesses by multi-token prediction: {trouble}")
             assert opened is not None
-            found = cls(_plan(opened, config, hardware))
-            found._check(model)
+            found = cls(_plan(opened, config, hardware, model))
         except (ConfigError, CapacityError) as error:
             if opened is not None:
                 opened.store.close()
@@ -93,7 +88,6 @@ class PlannedMTP:
             return False
         try:
             left, machine = self.leave(config, hardware)
-            assert machine is not None
             predict_s = _step_s(size, machine, left)
         except CapacityError:  # the model needs the memory
             return False
@@ -106,10 +100,10 @@ class PlannedMTP:
 
     def leave(
         self, config: EngineConfig, hardware: HardwareProfile | None
-    ) -> tuple[EngineConfig, HardwareProfile | None]:
-        """A config and a machine with what the head leaves of the host's memory."""
+    ) -> tuple[EngineConfig, HardwareProfile]:
+        """A config and a machine with the memory that the head leaves."""
         left = config_beside(config, self.plan)
-        return left, None if hardware is None else machine_beside(config, hardware, self.plan)
+        return left, machine_beside(config, hardware or self._planned.hardware, self.plan)
 
     def begin(self, model: Model) -> MTPDrafter:
         """Load the head for the model that it came with, whose embedding and head it shares."""
@@ -124,16 +118,9 @@ class PlannedMTP:
         return MTPDrafter(loaded, model, self.plan)
 
     def close(self) -> None:
-        """Close the files, if the head will not be loaded."""
+        """Close the files and the lane, if the head will not be loaded."""
+        self._planned.lane.close()
         self._planned.opened.store.close()
-
-    def _check(self, model: str | Path) -> None:
-        if any(not layer.is_resident for layer in self.plan.layers):
-            raise CapacityError(
-                f"the head of multi-token prediction of {model} takes "
-                f"{gib(self.plan.host_used_bytes)}, and would not stay in "
-                f"{gib(self.plan.host_budget_bytes)}. Raise --host-memory, or take --mtp off"
-            )
 
 
 def _step_s(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> Callable[[int], float]:
@@ -146,37 +133,73 @@ def _trouble(opened: OpenModel | None, config: EngineConfig) -> str:
     """Why there are no guesses, and what to do; empty if there can be."""
     if opened is None:
         return "its files hold no head that Penstock computes. Leave mtp out, and name a draft model"
-    return why_not(opened, config)
+    if config.draft_device == "cpu" and is_on_card(config):
+        return (
+            "the head's largest matrices are those of the model, which a GPU computes. Leave --draft-device "
+            "out, or take --device cpu"
+        )
+    return why_not(opened)
 
 
-def why_not(opened: OpenModel, config: EngineConfig) -> str:
+def why_not(opened: OpenModel) -> str:
     """Why a head can't guess, and what to do; empty if it can."""
-    if config.device != "cpu" and gpu_trouble(card_number(config.device) or 0) is None:
-        return ON_GPU
     if any(rope.short_length for rope in opened.spec.ropes):
         return "its rope depends on the length of a text. Name a small draft model in its place"
     return ""
 
 
-def _plan(opened: OpenModel, config: EngineConfig, hardware: HardwareProfile | None) -> PlannedModel:
+def check_stays(plan: MemoryPlan, head: str, advice: str) -> None:
+    """Raises CapacityError for a head that this plan of its own does not keep in memory."""
+    if any(not layer.is_resident for layer in plan.layers):
+        place, used, budget = "host", plan.host_used_bytes, plan.host_budget_bytes
+        if plan.has_gpu:
+            place, used, budget = "device", plan.device_used_bytes, plan.device_budget_bytes
+        raise CapacityError(
+            f"{head} takes {gib(used)}, and would not stay in {gib(budget)}. Raise --{place}-memory, or "
+            f"{advice}"
+        )
+
+
+def _plan(
+    opened: OpenModel, config: EngineConfig, hardware: HardwareProfile | None, model: str | Path
+) -> PlannedModel:
     """The plan within the memory of the whole model. Experts get no more than a layer's share of it."""
-    own = own_config(config, opened.spec.max_position_embeddings)
-    planned = plan_model(opened, own, HostLane(), hardware, shares_ends=True)
     num_layers = read_spec(opened.store.checkpoint.config, config.model_impl)[1].num_layers
-    budget = fair_budget(planned.plan, planned.size.experts, num_layers)
-    if budget is None:
+
+    def settle(planned: PlannedModel) -> PlannedModel:
+        fair = fair_config(planned.config, planned.plan, planned.size.experts, num_layers)
+        if fair is not None:
+            planned = plan_model(opened, fair, planned.lane, planned.hardware, shares_ends=True)
+        check_stays(planned.plan, f"the head of multi-token prediction of {model}", "take --mtp off")
         return planned
-    return plan_model(opened, replace(own, host_memory_bytes=budget), HostLane(), hardware, shares_ends=True)
+
+    own = own_config(config, opened.spec.max_position_embeddings)
+    return plan_beside(opened, own, config, hardware, settle, shares_ends=True)
 
 
-def fair_budget(plan: MemoryPlan, experts: ExpertFootprint, num_layers: int) -> int | None:
-    """The budget with which a head's experts have a layer's share of the memory that `plan` has, and at least
-    room for two tokens. None if they have no more in that plan."""
+def fair_config(
+    own: EngineConfig, plan: MemoryPlan, experts: ExpertFootprint, num_layers: int
+) -> EngineConfig | None:
+    """The head's config with budgets in which its experts have a layer's share of the memory that `plan` has,
+    and at least room for two tokens. None if they have no more in that plan."""
     if not experts.count:
         return None
-    fair = plan.host_budget_bytes // (num_layers + 1) // experts.num_bytes
-    excess = plan.num_expert_slots - max(fair, min(2 * experts.count_per_token, experts.count))
-    return plan.host_used_bytes - excess * plan.expert_slot_bytes if excess > 0 else None
+    least = min(2 * experts.count_per_token, experts.count)
+
+    def excess(num_slots: int, budget: int) -> int:
+        fair = budget // (num_layers + 1) // experts.num_bytes
+        return max(0, num_slots - max(fair, least)) * plan.expert_slot_bytes
+
+    on_host = plan.num_host_expert_slots if plan.has_gpu else plan.num_expert_slots
+    host = excess(on_host, plan.host_budget_bytes)
+    device = excess(plan.num_expert_slots, plan.device_budget_bytes) if plan.has_gpu else 0
+    if not host and not device:
+        return None
+    return replace(
+        own,
+        host_memory_bytes=plan.host_used_bytes - host,
+        device_memory_bytes=plan.device_used_bytes - device if plan.has_gpu else None,
+    )
 
 
 def own_config(config: EngineConfig, num_positions: int) -> EngineConfig:
@@ -194,7 +217,7 @@ def own_config(config: EngineConfig, num_positions: int) -> EngineConfig:
         # A step's hidden states, and those that waited.
         max_num_batched_tokens=config.max_num_batched_tokens + MAX_WAITING,
         num_threads=config.num_threads,
-        device="cpu",
+        device="cpu",  # or the model's card: plan_beside()
         enable_prefix_caching=False,
         allow_pickle=config.allow_pickle,
     )

@@ -83,8 +83,8 @@ class UpperPlanes:
 class PlanesDrafter:
     """Used by the engine thread, between two steps."""
 
-    #: Bytes of the host's memory that are its own.
-    num_bytes = 0
+    #: Bytes of the host's memory that are its own, and of a card's.
+    num_bytes = num_card_bytes = 0
 
     def __init__(self, model: Model, blocks: BlockManager, max_num_seqs: int, predict: Predict) -> None:
         """blocks: of the model's keys and values. predict: the time of the model's steps."""

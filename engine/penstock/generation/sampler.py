@@ -14,7 +14,7 @@ from collections.abc import Sequence as List
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.chosen import NOTHING, Chosen, ProposedToken, SampledToken
 from penstock.generation.distribution import contenders, draw, likeliest, rival_logprobs, token_logprobs
+from penstock.generation.likely_followers import likely_followers
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
@@ -32,8 +33,16 @@ from penstock.generation.sequence import Sequence
 if TYPE_CHECKING:
     from penstock.generation.grammars.matching import Matching
 
-#: Logits [vocab_size], the largest logit, and the token of the largest logit.
-Row = tuple[Tensor, float, int]
+
+class Row(NamedTuple):
+    """A row of logits."""
+
+    logits: Tensor  # [vocab_size]
+    largest: float
+    #: The token of the largest logit.
+    greedy: int
+    #: The likeliest tokens, likeliest first; () unless a drafter asks for them.
+    followers: tuple[int, ...] = ()
 
 
 class Sampler:
@@ -57,8 +66,8 @@ class Sampler:
         parameters leave no token to choose gives NoTokenLeft. A row whose grammar met a limit gives a
         RequestFailed.
         """
-        rows = _rows(logits)
-        return [self._choose(item, rows, batch.num_followers) for item in batch.scheduled]
+        rows = _rows(logits, batch.num_followers)
+        return [self._choose(item, rows) for item in batch.scheduled]
 
     @torch.inference_mode()
     def candidates(self, logits: Iterable[Tensor], batch: Batch, count: int) -> list[list[tuple[int, float]]]:
@@ -68,18 +77,18 @@ class Sampler:
         found = []
         for item, row in zip(batch.scheduled, _rows(logits), strict=True):
             sequence, adjusted = item.sequence, self._adjusted(row, item.sequence, item.sequence.matcher)
-            is_possible = math.isfinite(row[1]) and math.isfinite(float(adjusted.max()))
+            is_possible = math.isfinite(row.largest) and math.isfinite(float(adjusted.max()))
             index = sequence.num_output_tokens
             found.append(
                 contenders(adjusted, sequence.params, sequence.seed, index, count) if is_possible else []
             )
         return found
 
-    def _choose(self, item: ScheduledSequence, rows: Iterator[Row], num_followers: int) -> Chosen:
+    def _choose(self, item: ScheduledSequence, rows: Iterator[Row]) -> Chosen:
         sequence = item.sequence
         scores = tuple(_score(next(rows), sequence, index) for index in item.scored) if item.scored else ()
         if item.drafts:
-            return self._verify(item, islice(rows, 1 + item.drafts.num_nodes), scores, num_followers)
+            return self._verify(item, islice(rows, 1 + item.drafts.num_nodes), scores)
         if not item.is_sampled:
             return Chosen((), scores) if scores else NOTHING
         if sequence.params.beams is not None:
@@ -88,15 +97,11 @@ class Sampler:
         token = self._sample_row(row, sequence, sequence.matcher)
         if not isinstance(token, SampledToken):
             return Chosen((), scores, token)
-        followers = _followers(row, sequence, num_followers)
+        followers = _followers(row, sequence)
         return Chosen((token,), scores, followers=followers) if followers else Chosen((token,), scores)
 
     def _verify(
-        self,
-        item: ScheduledSequence,
-        rows: Iterator[Row],
-        scores: tuple[TokenLogprobs, ...],
-        num_followers: int,
+        self, item: ScheduledSequence, rows: Iterator[Row], scores: tuple[TokenLogprobs, ...]
     ) -> Chosen:
         """Follow the path of drafts that are chosen at their places: the row behind each is then the same as
         without drafts. Stop where no draft has the chosen token, and where the answer may end.
@@ -109,7 +114,7 @@ class Sampler:
         place, num_right, is_open, followers = -1, 0, True, list[tuple[int, ...]]()
         # A node comes after the node that it follows. So the rows are seen once, in order.
         for node, row in enumerate(rows, start=-1):
-            followers += _followers(row, sequence, num_followers)
+            followers += _followers(row, sequence)
             if node >= 0:
                 is_next = is_open and drafts.parents[node] == place
                 if not is_next or drafts.token_ids[node] != tokens[-1].token_id:
@@ -134,7 +139,7 @@ class Sampler:
         """The likeliest tokens after a beam. With one token more than beams for each end token, no end token
         keeps a beam from the next round; as many again are for stop strings and grammars, which end answers,
         too."""
-        logits, largest, _ = row
+        logits, largest = row.logits, row.largest
         if not math.isfinite(largest):
             return Chosen((), scores, _no_number(largest))
         params, matcher, num_output = sequence.params, sequence.matcher, sequence.num_output_tokens
@@ -161,7 +166,7 @@ class Sampler:
     ) -> SampledToken | RequestFailed:
         """Choose the token after the sequence's own tokens and the `accepted` ones. `matcher` stands
         there."""
-        logits, largest, token_id = row
+        logits, largest, token_id, _ = row
         if not math.isfinite(largest):
             return _no_number(largest)
         params, num_output = sequence.params, sequence.num_output_tokens + len(accepted)
@@ -182,9 +187,9 @@ class Sampler:
         """The row's logits as the sequence's parameters change them: a copy, unless nothing changes."""
         params, num_output = sequence.params, sequence.num_output_tokens + len(accepted)
         if not needs_adjusting(params, num_output, matcher) and (not self._never_first or num_output):
-            return row[0]
+            return row.logits
         token_ids = [*sequence.text_ids, *accepted] if accepted else sequence.text_ids
-        return self._adjust(row[0], params, token_ids, num_output, matcher)
+        return self._adjust(row.logits, params, token_ids, num_output, matcher)
 
     def _adjust(
         self,
@@ -234,24 +239,22 @@ class Sampler:
         return is_eos or token_id in params.stop_token_ids
 
 
-def _rows(parts: Iterable[Tensor]) -> Iterator[Row]:
+def _rows(parts: Iterable[Tensor], num_followers: int = 0) -> Iterator[Row]:
     for part in parts:
         largest, greedy = (column.tolist() for column in part.max(dim=-1))
-        yield from zip(part, largest, greedy, strict=True)
+        followers = likely_followers(part, num_followers) if num_followers else [()] * len(part)
+        yield from map(Row, part, largest, greedy, followers)
         del part  # before the next part is made
 
 
-def _followers(row: Row, sequence: Sequence, count: int) -> tuple[tuple[int, ...], ...]:
-    """The likeliest tokens of a row, of which drafts are made in later steps: one tuple; none if nobody
-    asks."""
-    if not count or not sequence.params.speculation:
-        return ()
-    return (tuple(row[0].topk(min(count, len(row[0]))).indices.tolist()),)
+def _followers(row: Row, sequence: Sequence) -> tuple[tuple[int, ...], ...]:
+    """The row's followers, of which drafts are made in later steps: one tuple; none if nobody asks."""
+    return (row.followers,) if row.followers and sequence.params.speculation else ()
 
 
 def _score(row: Row, sequence: Sequence, index: int) -> TokenLogprobs:
     """Log-probabilities of the prompt's token `index`, from the row of the token before."""
-    return token_logprobs(row[0], sequence.token_ids[index], sequence.params.prompt_logprobs or 0)
+    return token_logprobs(row.logits, sequence.token_ids[index], sequence.params.prompt_logprobs or 0)
 
 
 @lru_cache(maxsize=64)

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -99,7 +100,6 @@ class CudaMemory:
         while self._allocated:
             self._allocated.pop().untyped_storage().resize_(0)
         torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction(1.0, self._device)
 
 
 class CudaLink:
@@ -182,7 +182,10 @@ class CudaLink:
 
 
 class CudaLane:
-    """A GPU."""
+    """A GPU. Several lanes of a process may be on one GPU: a model's, and that of what guesses for it."""
+
+    #: By a GPU, bytes that each lane may take there: torch knows one limit for the process.
+    _limits: ClassVar[dict[torch.device, dict[CudaLane, int]]] = {}
 
     def __init__(self, number: int = 0) -> None:
         self.torch_device = torch.device("cuda", number)
@@ -225,9 +228,15 @@ class CudaLane:
         torch.cuda.empty_cache()
 
     def limit(self, num_bytes: int) -> None:
-        """Torch refuses every allocation beyond `num_bytes`."""
+        """Torch refuses every allocation beyond `num_bytes`, and what other lanes may take."""
+        self._limits.setdefault(self.torch_device, {})[self] = num_bytes
+        self._limit_process()
+
+    def _limit_process(self) -> None:
+        limits = self._limits.get(self.torch_device)
         _, total = torch.cuda.mem_get_info(self.torch_device)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), self.torch_device)
+        fraction = min(1.0, sum(limits.values()) / total) if limits else 1.0
+        torch.cuda.set_per_process_memory_fraction(fraction, self.torch_device)
 
     @property
     def unpinned_bytes(self) -> int:
@@ -239,3 +248,5 @@ class CudaLane:
             self._handover.close()
         self._pinned.close()
         self._memory.close()
+        self._limits.get(self.torch_device, {}).pop(self, None)
+        self._limit_process()

@@ -37,8 +37,11 @@ def _body(found: Expected) -> DraftingBody:
     return DraftingBody(**told(DraftingBody, found, source=found.name))
 
 
-def draft_model_line(num_bytes: int) -> str:
-    return f"draft model: {gib(num_bytes)} of the host's memory beside this plan, which has what is left"
+def draft_model_line(num_bytes: int, num_device_bytes: int = 0) -> str:
+    device = f" and {gib(num_device_bytes)} of the GPU's" if num_device_bytes else ""
+    return (
+        f"draft model: {gib(num_bytes)} of the host's memory{device} beside this plan, which has what is left"
+    )
 
 
 def drafting_table(found: tuple[DraftingBody, ...]) -> list[str]:

@@ -100,11 +100,12 @@ def _experts_body(engine: Engine) -> ExpertsBody | None:
 
 def served_plan_of(engine: Engine) -> ServedPlanBody:
     step = step_body(predicted_step(engine, 1, 1))
-    model = engine.model
+    model, drafter = engine.model, engine.draft_model
     return ServedPlanBody(
         **dict(plan_body(engine.plan)),
         step=step,
-        draft_model_bytes=0 if engine.draft_model is None else engine.draft_model.num_bytes,
+        draft_model_bytes=0 if drafter is None else drafter.num_bytes,
+        draft_model_device_bytes=0 if drafter is None else drafter.num_card_bytes,
         drafting=_drafting(engine),
         nodes=_nodes(engine),
         model_impl=model.spec.implementation,

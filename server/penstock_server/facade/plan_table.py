@@ -55,7 +55,8 @@ def served_plan_lines(plan: ServedPlanBody) -> list[str]:
     """The plan of an engine, its draft model, what guesses should bring to a single sequence, and all
     machines where several compute the layers."""
     alone = tuple(each for each in plan.drafting if each.num_seqs == 1)
-    draft = [draft_model_line(plan.draft_model_bytes)] if plan.draft_model_bytes else []
+    num_bytes, on_device = plan.draft_model_bytes, plan.draft_model_device_bytes
+    draft = [draft_model_line(num_bytes, on_device)] if num_bytes or on_device else []
     return [*plan_table(plan), *draft, *drafting_table(alone), *map(node_line, plan.nodes)]
 
 

@@ -177,6 +177,8 @@ class ServedPlanBody(PlanBody):
     is_batch_invariant: bool
     #: Host memory that a draft model takes beside this plan; 0 without one.
     draft_model_bytes: int
+    #: A GPU's memory that it takes there.
+    draft_model_device_bytes: int
     #: Empty where no step's time is known, and where nothing is guessed.
     drafting: tuple[DraftingBody, ...]
     #: All machines that compute layers, by rank; empty where one computes all. This plan is of the layers of

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from penstock.config import (
     Activations,
+    DraftDevice,
     EngineConfig,
     KernelChoice,
     KernelTuning,
@@ -322,6 +323,11 @@ class Settings(NodesSettings):
         "a small model of the same vocabulary (a folder, a .gguf file or a hub repository), or an EAGLE-3 "
         "head that was trained for the model, that stays in memory and guesses the next tokens",
         metavar="MODEL",
+    )
+    draft_device: DraftDevice = engine_setting(
+        "draft_device",
+        "where --draft-model is computed: auto is the GPU of a model on a GPU, if it stays in memory there, "
+        "else the processor",
     )
     mtp: MTPMode = engine_setting(
         "mtp",

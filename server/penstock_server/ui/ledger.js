@@ -107,6 +107,8 @@ export function ledger(plan) {
   rows.push([words("activations"), compute, plan.workspace_bytes, words("atLargestStep")]);
   if (plan.draft_model_bytes)
     rows.push([words("draftModel"), ram, plan.draft_model_bytes, words("besidePlan")]);
+  if (plan.draft_model_device_bytes)
+    rows.push([words("draftModel"), gpu, plan.draft_model_device_bytes, words("besidePlan")]);
   const budgets = [[ram, plan.host_used_bytes, plan.host_budget_bytes]];
   if (plan.has_gpu) budgets.push([gpu, plan.device_used_bytes, plan.device_budget_bytes]);
   return [

@@ -210,7 +210,7 @@ def model() -> FakeModel:
 
 def test_the_plan_and_its_step(make_client: MakeClient, model: FakeModel) -> None:
     told = make_client(FakeAsyncEngine(model=model)).get("/v1/plan").json()
-    beyond = ["model_impl", "is_batch_invariant", "draft_model_bytes"]
+    beyond = ["model_impl", "is_batch_invariant", "draft_model_bytes", "draft_model_device_bytes"]
     assert [*keys(told)] == [*PLAN, *(f"step.{name}" for name in STEP), *beyond, "drafting", "nodes"]
     assert len(told["layers"]) == len(MEMORY_PLAN.layers) and told["kv_bytes"] == MEMORY_PLAN.kv_bytes
     assert told["num_resident_layers"] == len(MEMORY_PLAN.resident)
@@ -245,10 +245,12 @@ def test_the_plan_says_what_guesses_should_bring(make_client: MakeClient, model:
     model.meter.known_s = lambda num_tokens: 1 + 0.01 * num_tokens
     model.draft_model = SimpleNamespace(
         num_bytes=MEMORY_PLAN.host_used_bytes,
+        num_card_bytes=7,
         assumed=assumed_model(10**9, lambda num_places: 0.01 * num_places),
     )
     told = make_client(FakeAsyncEngine(model=model)).get("/v1/plan").json()
     assert told["draft_model_bytes"] == MEMORY_PLAN.host_used_bytes
+    assert told["draft_model_device_bytes"] == 7
     assert [*told["drafting"][0]] == [
         "source", "num_seqs", "num_guesses", "num_levels", "num_gained", "seconds", "drafting_s", "plain_s",
         "tokens_per_s", "plain_tokens_per_s",

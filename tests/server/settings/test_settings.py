@@ -88,6 +88,7 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         allow_pickle=True,
         speculation="off",
         draft_model="draft",
+        draft_device="cpu",
         runner="pooling",
         pooling="mean",
         score_tokens=("no", "yes"),

@@ -94,10 +94,14 @@ class Speculation(Drafter):
         predict_s: Callable[[int], float],
         model: Guesser | None = None,
         config: EngineConfig | None = None,
+        usual_s: Callable[[int], float] | None = None,
     ) -> None:
         """predict_s: tokens of a step -> seconds; 0 if nothing is known. More tokens never take less. config:
-        says how many guesses a sequence may have, and where a text is looked up."""
-        self._predict_s = predict_s
+        says how many guesses a sequence may have, and where a text is looked up. usual_s: what steps of so
+        many tokens took lately; 0 if there were none."""
+        self._predict_s, self._usual_s = predict_s, usual_s
+        #: Tokens of the last step, without its guesses and with them.
+        self._sizes = (0, 0)
         self._model = model
         self._config = config or EngineConfig()
         self._acceptance, self._earlier, self._forks = Acceptance(), EarlierTexts(), ForkLimit()
@@ -109,6 +113,7 @@ class Speculation(Drafter):
     ) -> Mapping[Sequence, DraftTree]:
         sampled = list(sequences)
         wanted = [each for each in sampled if each.params.speculation]
+        self._settle()
         allowance_s = self._allowance.begin(self._predict_s(num_tokens), max(1, len(sampled)))
         step = PlainStep(
             self._predict_s, len(sampled), num_tokens, room, self._config.max_guesses, allowance_s
@@ -119,20 +124,29 @@ class Speculation(Drafter):
             return {}
         least_chance = step.least_chance
         guesses = [self._track(each).look(each, least_chance) for each in wanted]
-        choice = choose(guesses, step) if self._model is None else self._ask(self._model, guesses, step)
-        self._allowance.spend(step.cost_s(choice.num_guesses))
+        choice, drafting_s = (
+            (choose(guesses, step), 0.0) if self._model is None else self._ask(self._model, guesses, step)
+        )
+        self._allowance.pay(choice.num_guesses, step.cost_s(choice.num_guesses) + drafting_s)
+        self._sizes = num_tokens, num_tokens + choice.num_guesses
         self._forget(guesses, choice)
         taken = zip(guesses, choice.nodes, strict=True)
         return {each.sequence: each.tree(nodes, self._forks) for each, nodes in taken if nodes}
 
-    def _ask(self, model: Guesser, guesses: list[Guesses], step: PlainStep) -> Choice:
+    def _settle(self) -> None:
+        """Pay for the last step's guesses what its time was."""
+        plain_s, drafted_s = map(self._usual_s, self._sizes) if self._usual_s is not None else (0.0, 0.0)
+        if plain_s > 0 and drafted_s > 0:
+            self._allowance.settle(drafted_s / plain_s)
+
+    def _ask(self, model: Guesser, guesses: list[Guesses], step: PlainStep) -> tuple[Choice, float]:
+        """The choice with what the model guesses, and how long the model should have taken."""
         asking = Asking(model, guesses, step)
         choice = asking.run()
-        self._allowance.spend(asking.seconds)
         if not asking.is_begun:
             for each in guesses:
                 each.kinds_met.add(ANY_OF_MODEL)
-        return choice
+        return choice, asking.seconds
 
     def _forget(self, guesses: list[Guesses], choice: Choice) -> None:
         """Note the kinds of guesses that were there and are not tried."""

@@ -100,6 +100,8 @@ class MemoryPlan:
     #: Experts that lie in RAM are computed by the processor, at once with a card, unless moving them is
     #: faster.
     shares_experts: bool = False
+    #: Hidden states of a model, on the host, of which a head that came with it or was trained for it guesses.
+    heard_bytes: int = 0
     #: The last so many blocks of keys and values lie on disk, and come to memory when a layer needs them.
     num_spilled_blocks: int = 0
 
@@ -164,6 +166,7 @@ class MemoryPlan:
     @property
     def host_used_bytes(self) -> int:
         used = self.embedding_bytes + self.layer_bytes("host") + self.adapter_bytes + self.kv_host_bytes
+        used += self.heard_bytes
         if self.has_gpu:
             used += HANDOVER_BYTES if self.kept_share is not None or self.shares_experts else 0
             used += self.num_host_expert_slots * self.expert_slot_bytes

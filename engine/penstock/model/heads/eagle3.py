@@ -172,7 +172,7 @@ class Eagle3(Llama):
 
     def condense(self, weights: LayerWeights, states: Tensor) -> Tensor:
         """The model's hidden states behind three layers, float32 [num_tokens, 3 * target_size], as states of
-        the head [num_tokens, hidden_size]."""
+        the head [num_tokens, hidden_size], both on the host."""
         return self.host_kernels.linear(states, weights.matrix("condense"), None)
 
     def embed(
@@ -212,7 +212,7 @@ class Eagle3(Llama):
 
     def _tokens(self, weights: LayerWeights) -> Tensor:
         """The model's token for each of the head's."""
-        numbers = torch.arange(self.spec.draft_vocab_size)
+        numbers = torch.arange(self.spec.draft_vocab_size, device=self.device)
         return numbers + weights.vector("distances").long() if self.spec.has_token_numbers else numbers
 
 

@@ -84,7 +84,7 @@ def run_plan(
     else:
         lines = [
             *plan_table(plan_body(plan)),
-            *([draft_model_line(draft.plan.host_used_bytes)] if draft is not None else []),
+            *([draft_model_line(*draft.used_bytes)] if draft is not None else []),
             "",
             *step_table(steps, prices),
             *([*drafting_table(drafting), ""] if drafting else []),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.drafters import mtp_plan
-from penstock.drafters.draft_model import check_plan, config_beside, machine_beside, own_config
+from penstock.drafters.draft_model import check_plan, own_config
 from penstock.drafters.eagle3_plan import names_eagle3, read_eagle3, with_states
-from penstock.errors import ConfigError
+from penstock.drafters.memory_beside import card_bytes, config_beside, machine_beside
+from penstock.errors import CapacityError
 from penstock.generation.drafting.expectation import Assumed, assumed_eagle3, assumed_head, assumed_model
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import predict_step
@@ -20,6 +23,7 @@ from penstock.model.heads.eagle3 import Eagle3
 from penstock.model.known_shapes import SHAPES, find_shape
 from penstock.model.registry import read_spec
 from penstock.model.shapes import footprint
+from penstock.spec import ModelFootprint
 from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_config
 from penstock.weights.store import planned_tensors
@@ -34,6 +38,11 @@ class PlannedDraft:
     plan: MemoryPlan
     drafter: Assumed
 
+    @property
+    def used_bytes(self) -> tuple[int, int]:
+        """Bytes of the host's memory, and of a GPU's."""
+        return self.plan.host_used_bytes, card_bytes(self.plan)
+
     def beside(self, config: EngineConfig, hardware: HardwareProfile) -> tuple[EngineConfig, HardwareProfile]:
         """A config and a machine with the memory that the draft model leaves. Raises CapacityError."""
         return config_beside(config, self.plan), machine_beside(config, hardware, self.plan)
@@ -42,66 +51,76 @@ class PlannedDraft:
 def planned_draft(settings: Settings, hardware: HardwareProfile, config: EngineConfig) -> PlannedDraft | None:
     """The draft model of the config: a model's name or a known shape. Raises CapacityError if it does not
     stay in memory, and ConfigError for a kind of model that can't draft."""
-    name = config.draft_model
-    if name is None:
+    if config.draft_model is None:
         return None
-    own, host = own_config(config), dataclasses.replace(hardware, device=None)
+    if hardware.device is not None and config.draft_device == "auto":
+        with contextlib.suppress(CapacityError):  # the processor computes it then
+            return _draft_on(settings, hardware, config)
+    return _draft_on(settings, dataclasses.replace(hardware, device=None), config)
+
+
+def _draft_on(settings: Settings, hardware: HardwareProfile, config: EngineConfig) -> PlannedDraft:
+    """The draft model where this machine computes."""
+    name, own = config.draft_model, _within(own_config(config), hardware, config)
+    assert name is not None
     if name.lower() in SHAPES and not Path(name).exists():
         size = footprint_of(find_shape(name), own)
     elif names_eagle3(name, config, settings.offline):
-        if hardware.device is not None:
-            raise ConfigError(f"the EAGLE-3 head {name} can't guess: {mtp_plan.ON_GPU}")
-        return _planned_eagle3(read_config(find_config(name, None, settings.offline)), host, config)
+        config_json = read_config(find_config(name, None, settings.offline))
+        return _planned_eagle3(name, config_json, hardware, config)
     else:
         size = footprint_at(find_config(name, None, settings.offline), own)
-    plan = estimated_plan(size, host, own)
+    plan = estimated_plan(size, hardware, own)
     check_plan(name, plan, size.num_encoder_layers > 0, size.state_bytes)
+    assumed = assumed_model(size.token_elements + size.head_elements, _level_s(plan, size, hardware, own))
+    return PlannedDraft(plan, assumed)
 
-    def level_s(num_places: int) -> float:
-        return predict_step(plan, size, host, own, num_places, num_places).seconds
 
-    return PlannedDraft(plan, assumed_model(size.token_elements + size.head_elements, level_s))
+def _within(own: EngineConfig, hardware: HardwareProfile, config: EngineConfig) -> EngineConfig:
+    """The config of what guesses, with the model's budget of the memory in which this machine computes."""
+    budget = config.device_memory_bytes if hardware.device is not None else None
+    return dataclasses.replace(own, device_memory_bytes=budget)
+
+
+def _level_s(
+    plan: MemoryPlan, size: ModelFootprint, hardware: HardwareProfile, own: EngineConfig
+) -> Callable[[int], float]:
+    return lambda num_places: predict_step(plan, size, hardware, own, num_places, num_places).seconds
 
 
 def _planned_eagle3(
-    config_json: dict[str, Any], hardware: HardwareProfile, config: EngineConfig
+    name: str, config_json: dict[str, Any], hardware: HardwareProfile, config: EngineConfig
 ) -> PlannedDraft:
     """An EAGLE-3 head in a folder of its own. An embedding that its files may hold is taken for the model's:
     config.json does not tell."""
     spec = read_eagle3(config_json)
-    own = mtp_plan.own_config(config, spec.max_position_embeddings)
+    own = _within(mtp_plan.own_config(config, spec.max_position_embeddings), hardware, config)
     tensors = Eagle3.model_tensors(dataclasses.replace(spec, has_embedding=False))
     tensors = planned_tensors(tensors, config_json, "int8", own.group_size)
     size = footprint(spec, tensors, spec.kv_layout(own.kv_dtype))
     plan = with_states(estimated_plan(size, hardware, own), spec, own.max_num_batched_tokens)
-
-    def level_s(num_places: int) -> float:
-        return predict_step(plan, size, hardware, own, num_places, num_places).seconds
-
-    return PlannedDraft(plan, assumed_eagle3(level_s))
+    mtp_plan.check_stays(plan, f"the EAGLE-3 head {name}", "leave --draft-model out")
+    return PlannedDraft(plan, assumed_eagle3(_level_s(plan, size, hardware, own)))
 
 
 def planned_head(
     config_json: dict[str, Any], hardware: HardwareProfile, config: EngineConfig
 ) -> PlannedDraft | None:
     """The head of multi-token prediction that config.json tells of, if it would guess."""
-    if config.mtp == "off" or config.draft_model is not None or hardware.device is not None:
+    if config.mtp == "off" or config.draft_model is not None:
         return None
+    if hardware.device is not None and config.draft_device == "cpu":
+        return None  # its largest matrices are the model's
     family, spec = read_spec(config_json, config.model_impl)
     head = family.mtp_spec(spec, None)
     if head is None:
         return None
-    own = mtp_plan.own_config(config, head.max_position_embeddings)
+    own = _within(mtp_plan.own_config(config, head.max_position_embeddings), hardware, config)
     tensors = planned_tensors(family.model_tensors(head), config_json, "int8", own.group_size)
     size = footprint(head, tensors, head.kv_layout(own.kv_dtype))
     size = dataclasses.replace(size, embedding_bytes=0, head_bytes=0)  # the model's
     plan = estimated_plan(size, hardware, own)
-    budget = mtp_plan.fair_budget(plan, size.experts, spec.num_layers)
-    if budget is not None:
-        own = dataclasses.replace(own, host_memory_bytes=budget)
-        plan = estimated_plan(size, hardware, own)
-
-    def level_s(num_places: int) -> float:
-        return predict_step(plan, size, hardware, own, num_places, num_places).seconds
-
-    return PlannedDraft(plan, assumed_head(level_s))
+    fair = mtp_plan.fair_config(own, plan, size.experts, spec.num_layers)
+    if fair is not None:
+        own, plan = fair, estimated_plan(size, hardware, fair)
+    return PlannedDraft(plan, assumed_head(_level_s(plan, size, hardware, own)))

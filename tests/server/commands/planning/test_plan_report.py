@@ -15,6 +15,7 @@ from penstock import kernels
 from penstock.config import EngineConfig, KernelTuning
 from penstock.errors import CapacityError
 from penstock.memory.hardware import DiskProfile, HardwareProfile, KernelProfile
+from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES
 from penstock.weights.checkpoints.hub import CONFIG_PATTERNS, SHIPPED
 from penstock_server import cli
 from penstock_server.facade import machine
@@ -115,8 +116,31 @@ def test_an_eagle3_head(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert data["plan"]["host_budget_bytes"] == 6 * GIB - taken
     (found,) = (row for row in data["drafting"] if row["source"] == "eagle3" and row["num_seqs"] == 1)
     assert found["num_gained"] > 4
-    assert cli.main([*flags, "--card", "GTX 1060"]) == 2
-    assert "heads are computed on the processor so far" in capsys.readouterr().err
+    card = (*flags, "--card", "GTX 1060")
+    data = json.loads(run(capsys, *card, "--json"))
+    on_card = card_bytes_of(data["draft_model"])
+    assert layer < on_card and data["draft_model"]["host_used_bytes"] < taken
+    assert f" and {on_card / GIB:.2f} GiB of the GPU's beside this plan" in run(capsys, *card)
+    data = json.loads(run(capsys, *card, "--json", "--draft-device", "cpu"))
+    assert data["draft_model"]["device_used_bytes"] == 0 and data["plan"]["has_gpu"]
+
+
+def card_bytes_of(plan: dict[str, Any]) -> int:
+    return int(plan["device_used_bytes"]) - CUDA_CONTEXT_BYTES
+
+
+def test_a_draft_model_beside_a_model_on_a_card(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the card, where it fits there; else on the processor."""
+    flags = ("plan", "--shape", "solar-10.7b", "--card", "GTX 1060", "--kv-tokens", "4096", "--json")
+    alone = json.loads(run(capsys, *flags))["plan"]
+    data = json.loads(run(capsys, *flags, "--draft-model", "tinyllama-1.1b"))
+    taken = card_bytes_of(data["draft_model"])
+    assert taken > 1e9 and data["draft_model"]["streamed_bytes"] == 0
+    assert data["plan"]["device_budget_bytes"] == alone["device_budget_bytes"] - taken
+    assert data["plan"]["device_used_bytes"] < alone["device_used_bytes"]
+    data = json.loads(run(capsys, *flags, "--draft-model", "minicpm4-8b"))
+    assert data["draft_model"]["device_used_bytes"] == 0 < data["draft_model"]["host_used_bytes"]
+    assert data["plan"]["device_used_bytes"] == alone["device_used_bytes"]
 
 
 def test_an_encoder_is_counted_as_a_reader_counts_it(capsys: pytest.CaptureFixture[str]) -> None:
