@@ -41,9 +41,7 @@ class LinkTurns:
 
     def begin(self, layer: int) -> None:
         """What is launched from now on waits for the layer's blocks."""
-        if self._reads[layer]:
-            for _, slot in self._regions(layer):
-                self._memory.link.acquire(slot, 0.0)
+        self._acquire(layer)
 
     def end(self, layer: int) -> None:
         """The layer is launched."""
@@ -60,13 +58,16 @@ class LinkTurns:
         """Wait until the sweep's blocks are in the host's memory, where other threads may read them now, and
         until nothing is on its way into a slot for a layer that was given up."""
         for layer in range(min(NUM_SLOTS, len(self._reads))):
-            for _, slot in self._regions(layer):
-                self._memory.link.acquire(slot, 0.0)
+            self._acquire(layer)
         self._memory.link.synchronize()
 
+    def _acquire(self, layer: int) -> None:
+        for _, slot in self._regions(layer):
+            self._memory.link.acquire(slot, 0.0)
+
     def _read(self, layer: int) -> None:
-        if not self._reads[layer]:
-            return
+        """Also where nothing is read: the layer may write into its slot only when the slot's last layer has
+        been copied back."""
         for source, slot in self._regions(layer):
             self._memory.link.copy(source, slot, self._pieces(slot, self._reads[layer]))
         self._cache.stats.read_bytes += self._num_bytes(self._reads[layer])
