@@ -135,6 +135,8 @@ def test_no_more_blocks_in_ram_than_all_sequences_take(solar: ModelFootprint) ->
         GIB - BLOCK_BYTES < limited.kv_bytes <= GIB
         and limited.num_spilled_tokens == plan_memory(solar, WITH_CARD, BESIDE).num_spilled_tokens
     )
+    half = plan_memory(solar, WITH_CARD, replace(BESIDE, kv_spill_bytes=4 * GIB))
+    assert half.num_kv_tokens >= CONTEXT, "the card has the rest of a context that was asked for"
     with pytest.raises(CapacityError, match="--kv-spill-memory"):
         plan_memory(solar, WITH_CARD, replace(BESIDE, kv_spill_bytes=19 * GIB))
     with pytest.raises(ConfigError, match="one block"):

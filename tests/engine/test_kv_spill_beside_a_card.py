@@ -60,6 +60,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def check_nothing_is_left(card: PretendedCard) -> None:
+    engines.forget_orders()
     assert not card.races.found
     assert card.driver.num_registered == 0 and card.memory.used_bytes == 0
 

@@ -154,8 +154,8 @@ class CudaKernels(PlainRecurrences):
 
 
 def _has_whole_rows(x: Tensor) -> bool:
-    """Whether a token's heads lie side by side in x [num_tokens, num_heads, head_dim]. With one head, its stride
-    may be any number."""
+    """Whether a token's heads lie side by side in x [num_tokens, num_heads, head_dim]. The stride of a single
+    head may be any number."""
     return x.stride(2) == 1 and (x.shape[1] == 1 or x.stride(1) == x.shape[2])
 
 

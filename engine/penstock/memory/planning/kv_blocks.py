@@ -97,7 +97,8 @@ class KVBlocks:
         affordable = self._affordable(int(KV_SHARE * self._budget))
         some = max(1, min(self.wanted, affordable))
         if self._config.kv_spill is not None or self._num_in_ram:
-            return some, max(1, some // 4), 1
+            needed = max(1, self.least - self._num_in_ram) if self._num_in_ram else 1
+            return max(some, needed), max(some // 4, needed), needed
         return max(self.least, some), self.least, *((some, 1) if self._useful else ())
 
     def _wanted(self) -> int:
