@@ -237,7 +237,11 @@ def test_memory_that_can_not_be_pinned(model: Path, caplog: pytest.LogCaptureFix
     with engines.card_with_kernels() as card:
         expected, config = answers(model, PLAIN, "cuda", prompts(70)), spilled(model)
         card.driver.refuses_to_pin = True
-        assert answers(model, config, "cuda", prompts(70)) == expected
+        with load(model, config, "cuda") as engine:
+            assert engine.generate(prompts(70), PARAMS) == expected
+            assert engine.metrics.unpinned_bytes > engine.plan.kv_spill_bytes > 0
+            assert engine.metrics.pinned_bytes == 0
+        del engine
         assert "refused to pin" in caplog.text and "--kv-spill-memory" in caplog.text
         with pytest.raises(CapacityError, match="strict-plan.*refused to pin"):
             load(model, replace(config, strict_plan=True), "cuda")
