@@ -194,6 +194,8 @@ class EngineConfig:
     #: A folder for a temporary file with the keys and values that have no room in memory, so that a sequence
     #: may be longer than the KV cache. None: the folder of kv_disk, if max_model_len asks for it.
     kv_spill: str | None = None
+    #: The same on a GPU: bytes of the host's memory in place of a file. None: none.
+    kv_spill_bytes: int | None = None
     #: Tell routers which blocks the prefix cache holds. None: nobody is told.
     kv_events: KVEventsConfig | None = None
     #: Layers that stay in memory; the others are read in each sweep. None: as many as fit.
@@ -313,6 +315,7 @@ class EngineConfig:
             ("kv_cache_bytes", 1),
             ("kv_disk_bytes", 1),
             ("kv_host_bytes", 1),
+            ("kv_spill_bytes", 1),
             ("num_kv_tokens", 1),
             ("state_bytes", 1),
             ("max_model_len", 2),
@@ -371,7 +374,12 @@ class EngineConfig:
             raise ConfigError(
                 "kv_host_bytes is for what the prefix cache finds: enable_prefix_caching must be on"
             )
-        if self.kv_spill is not None and self.draft_with_planes:
+        if self.kv_spill is not None and self.kv_spill_bytes is not None:
+            raise ConfigError(
+                "kv_spill has keys and values in a file, kv_spill_bytes in RAM beside a GPU: leave one out"
+            )
+        is_spilling = self.kv_spill is not None or self.kv_spill_bytes is not None
+        if is_spilling and self.draft_with_planes:
             raise ConfigError(
                 "kv_spill is for sequences that are longer than the KV cache, and upper planes that guess "
                 "need all of a sequence in memory: leave draft_with_planes out"

@@ -36,7 +36,6 @@ from penstock.memory.planning.experts.expert_lanes import expert_rates
 from penstock.memory.planning.kv_blocks import USUAL_TOKENS, context
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
 from penstock.memory.planning.planner import plan_memory
-from penstock.memory.pools import MemoryPool
 from penstock.memory.spare_memory import SpareMemory
 from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.pooling.pooling_config import pooling_config
@@ -445,8 +444,7 @@ def _begin_reading(
     undo.callback(streamer.close)
     with _room_for("the tables of its positions", lane):
         family = opened.family(spec, sharing.kernels, config.max_model_len, lane.torch_device)
-    pool = MemoryPool("KV cache", plan.kv_bytes + plan.state_bytes, lane.allocate)
-    kv_cache = planned_cache(spec, plan, config.spill_folder, kv_layout, pool, depth)
+    kv_cache = planned_cache(spec, plan, config.spill_folder, kv_layout, lane, depth)
     if isinstance(kv_cache, SpilledKVCache):
         undo.callback(kv_cache.close)
     embedding = embedding_there()
@@ -468,9 +466,10 @@ def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, con
     found = [*plan.warnings, *reader.detours(streamer.keys_of(again))]
     if unpinned_bytes := streamer.tiers.unpinned_bytes:
         found.append(
-            f"the system refused to pin {gib(unpinned_bytes)} of {gib(plan.layer_bytes('host'))}: "
-            "copies out of them are slower. Raise the limit of locked memory (ulimit -l, docker --ulimit "
-            "memlock=-1), or lower --host-memory"
+            f"the system refused to pin {gib(unpinned_bytes)} of "
+            f"{gib(plan.layer_bytes('host') + plan.kv_spill_bytes)}: copies out of them are slower. Raise "
+            "the limit of locked memory (ulimit -l, docker --ulimit memlock=-1), or lower --host-memory or "
+            "--kv-spill-memory"
         )
     for text in found:
         logger.warning("%s", text)
@@ -485,11 +484,12 @@ def _max_model_len(spec: ModelSpec, config: EngineConfig, plan: MemoryPlan) -> i
         raise ConfigError(
             f"max_model_len is {context}; the model was made for {spec.max_position_embeddings} positions"
         )
+    elsewhere = "in RAM (--kv-spill-memory)" if plan.has_gpu else "on disk (--kv-spill)"
     if capacity < 2 or (config.max_model_len is not None and capacity < context):
         raise CapacityError(
             f"{plan.kv_bytes} bytes of KV cache hold {capacity} tokens; a sequence of {context} tokens needs "
-            "more. Enlarge the cache (--kv-tokens, --kv-cache-memory), let what has no room lie on disk "
-            "(--kv-spill), or ask for less (--max-model-len)"
+            f"more. Enlarge the cache (--kv-tokens, --kv-cache-memory), let the rest lie {elsewhere}, or ask "
+            "for less (--max-model-len)"
         )
     if capacity < context:
         logger.warning(

@@ -84,14 +84,14 @@ class KVEventStats:
 
 @dataclass
 class KVSpillStats:
-    """Blocks of sequences that are longer than the KV cache's memory (--kv-spill), and what went to and from
-    the file since the start."""
+    """Blocks of sequences that are longer than the KV cache's memory (--kv-spill, --kv-spill-memory), and
+    what went to and from the file, or the host's memory beside a GPU, since the start."""
 
     num_blocks: int = 0
     num_bytes: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
-    #: Seconds in which layers waited for their blocks.
+    #: Seconds in which layers waited for their blocks; on a GPU these are among the link's stalls.
     wait_s: float = 0.0
 
     @property

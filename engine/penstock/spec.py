@@ -335,7 +335,7 @@ class ModelFootprint:
     state_bytes: int = 0
     #: Bytes of a token in each part of one layer's keys and values.
     kv_part_bytes: tuple[int, ...] = ()
-    #: Why keys and values can't lie on disk while a sequence runs; "": they can.
+    #: Why keys and values can't lie on disk, or beside a GPU in RAM, while a sequence runs; "": they can.
     no_spill: str = ""
 
     @property

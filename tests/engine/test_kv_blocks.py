@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, ShareMode
 from penstock.errors import CapacityError, ConfigError
-from penstock.memory.hardware import DiskProfile, HardwareProfile
+from penstock.memory.hardware import DeviceProfile, DiskProfile, HardwareProfile
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.planner import plan_memory
 from penstock.model.known_shapes import find_shape
@@ -97,3 +97,62 @@ def test_blocks_that_are_no_whole_pages(solar: ModelFootprint) -> None:
     assert plan_memory(solar, MACHINE, disk).num_spilled_blocks > 0
     with pytest.raises(CapacityError):  # nobody has asked for blocks on disk
         plan_memory(narrow, MACHINE, disk)
+
+
+#: A card of 6 GiB on PCIe 3.0.
+CARD = DeviceProfile("card", (6, 1), 6 * GIB, 5632 << 20, 150.0, 12.0, 15000.0, 18 * GIB)
+WITH_CARD = replace(MACHINE, device=CARD)
+BESIDE = EngineConfig(max_model_len=CONTEXT, kv_spill_bytes=8 * GIB, share_products="off")
+#: Bytes of a block in all layers.
+BLOCK_BYTES = 16 * TOKEN_BYTES
+
+
+def test_blocks_in_ram_beside_a_card(solar: ModelFootprint) -> None:
+    """All that was asked for lies in RAM, and two layers' share of it passes through the card."""
+    plan = plan_memory(solar, WITH_CARD, BESIDE)
+    num_in_ram = 8 * GIB // BLOCK_BYTES
+    assert plan.num_spilled_blocks == num_in_ram and plan.num_kv_tokens > CONTEXT
+    assert plan.kv_spill_bytes == num_in_ram * BLOCK_BYTES
+    resident = plan.num_kv_blocks - num_in_ram
+    assert plan.kv_bytes == resident * BLOCK_BYTES + num_in_ram * (BLOCK_BYTES // 24)
+    assert plan.device_used_bytes <= plan.device_budget_bytes
+    assert plan.host_used_bytes <= plan.host_budget_bytes
+    assert plan.layer_bytes("host") + plan.kv_spill_bytes <= CARD.pinnable_bytes
+    assert any("in RAM (8.00 GiB, --kv-spill-memory" in note for note in plan.notes)
+    without = plan_memory(solar, WITH_CARD, replace(BESIDE, kv_spill_bytes=None, max_model_len=4096))
+    assert plan.host_used_bytes - plan.kv_spill_bytes - plan.layer_bytes("host") == (
+        without.host_used_bytes - without.layer_bytes("host")
+    ), "nothing else is counted"
+
+
+def test_no_more_blocks_in_ram_than_all_sequences_take(solar: ModelFootprint) -> None:
+    one = replace(BESIDE, max_num_seqs=1, num_kv_tokens=4096)
+    plan = plan_memory(solar, WITH_CARD, one)
+    assert plan.num_kv_tokens == CONTEXT and plan.num_spilled_tokens == CONTEXT - 4096
+    assert plan.kv_spill_bytes == plan.num_spilled_tokens * TOKEN_BYTES
+    limited = plan_memory(solar, WITH_CARD, replace(BESIDE, kv_cache_bytes=GIB))
+    assert (
+        GIB - BLOCK_BYTES < limited.kv_bytes <= GIB
+        and limited.num_spilled_tokens == plan_memory(solar, WITH_CARD, BESIDE).num_spilled_tokens
+    )
+    half = plan_memory(solar, WITH_CARD, replace(BESIDE, kv_spill_bytes=4 * GIB))
+    assert half.num_kv_tokens >= CONTEXT, "the card has the rest of a context that was asked for"
+    with pytest.raises(CapacityError, match="--kv-spill-memory"):
+        plan_memory(solar, WITH_CARD, replace(BESIDE, kv_spill_bytes=19 * GIB))
+    with pytest.raises(ConfigError, match="one block"):
+        plan_memory(solar, WITH_CARD, replace(BESIDE, kv_spill_bytes=BLOCK_BYTES - 1))
+
+
+@pytest.mark.parametrize("shared", ["off", "auto"])
+def test_a_step_copies_what_lies_in_ram(shared: ShareMode, solar: ModelFootprint) -> None:
+    """The link brings it, beside the weights, and the disk has no part in it."""
+    card = replace(CARD, total_bytes=12 * GIB, free_bytes=9 * GIB)
+    config = replace(BESIDE, share_products=shared, kv_spill_bytes=4 * GIB, num_kv_tokens=4096)
+    machine = replace(WITH_CARD, device=card, disk=None)
+    plan = plan_memory(solar, machine, config)
+    assert (plan.kept_share is not None) == (shared == "auto")
+    short, long = (predict_step(plan, solar, machine, config, 1, 1, spilled_bytes=each) for each in (0, GIB))
+    assert long.terms["host to device"] - short.terms["host to device"] == pytest.approx(GIB / 12e9)
+    assert long.terms["host memory"] - short.terms["host memory"] == pytest.approx(GIB / 20e9)
+    assert "disk" not in long.terms and "spill disk" not in long.terms
+    assert long.seconds - short.seconds >= 0.9 * GIB / 12e9

@@ -232,7 +232,7 @@ def test_a_disk_that_fails_costs_the_step_alone(
     with load(llama, spilled(tmp_path)) as engine:
         cache = engine.executor.kv_cache
         assert isinstance(cache, SpilledKVCache)
-        descriptor = cache.file._file.descriptor
+        descriptor = cache._store._file.descriptor
 
         def broken(fd: int, data: memoryview, offset: int) -> int:
             if fd == descriptor:

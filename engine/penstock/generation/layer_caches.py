@@ -1,8 +1,8 @@
 """LayerCaches: what each layer of a sweep gets of the KV cache, and which rows its tokens have there.
 
 A cache that is all in memory has tensors for each layer, and blocks keep their numbers. Of a spilled cache,
-layers get the same tensors, in which a block has another row in each layer; the layer's blocks from the file
-are there when it begins."""
+layers get the same tensors, in which a block has another row in each layer; the layer's spilled blocks are
+there when it begins."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from torch import Tensor
 from penstock.generation.model_inputs import ModelInputs
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.memory.kv_cache import KVCache
-from penstock.memory.kv_spill.layer_turns import LayerTurns
 from penstock.memory.kv_spill.runs import runs
-from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
+from penstock.memory.kv_spill.spilled_cache import SpilledKVCache, Turns
 from penstock.spec import ModelSpec
 
 #: Bytes that are read in vain, rather than with a read of their own before and after them.
@@ -48,8 +47,8 @@ class LayerCaches(Protocol):
         """A sweep of a step. Its copies of blocks are made before a layer writes."""
 
     def expected_bytes(self, pasts: Iterable[Past]) -> int:
-        """Bytes that a step of sequences with these pasts reads of the cache's file and writes there, as far
-        as can be known before the step: none, if all blocks are in memory."""
+        """Bytes of spilled blocks that a step of sequences with these pasts reads and writes, as far as can
+        be known before the step: none, if all blocks are in memory."""
 
 
 def layer_caches(cache: KVCache | SpilledKVCache, spec: ModelSpec) -> LayerCaches:
@@ -81,7 +80,7 @@ class ResidentCaches:
 
 
 class SpilledCaches:
-    """Some blocks are in a file."""
+    """Some blocks are in a file, or beside a card in the host's memory."""
 
     def __init__(self, cache: SpilledKVCache, spec: ModelSpec) -> None:
         self._cache = cache
@@ -99,7 +98,7 @@ class SpilledCaches:
         if not plan.writes and not any(plan.reads):
             yield _SpilledSweep(cache, self._kv, rows, copies, None)
             return
-        with LayerTurns(cache, plan.reads, plan.writes) as turns:
+        with cache.turns(plan.reads, plan.writes) as turns:
             yield _SpilledSweep(cache, self._kv, rows, copies, turns)
             turns.finish()
 
@@ -125,7 +124,7 @@ class _SpilledSweep(NamedTuple):
     kv: LayerKV
     rows: _Rows
     copies: Copies
-    turns: LayerTurns | None
+    turns: Turns | None
 
     @contextlib.contextmanager
     def layer(self, index: int, layout: BatchLayout) -> Generator[tuple[LayerKV, BatchLayout], None, None]:
@@ -187,12 +186,13 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of(cls, layout: BatchLayout, cache: SpilledKVCache) -> _Rows:
-        first, size = cache.num_resident, cache.block_size
+        """`layout` is on the host, and these are where the layers are computed."""
+        first, size, device = cache.num_resident, cache.block_size, cache.parts[0].device
         copied = layout.copied_slots
         return cls(
-            (layout.block_tables >= first).to(torch.int32),
-            (layout.slot_mapping >= first * size).long(),
-            None if copied is None else (copied >= first * size).long(),
+            (layout.block_tables >= first).to(torch.int32).to(device),
+            (layout.slot_mapping >= first * size).long().to(device),
+            None if copied is None else (copied >= first * size).long().to(device),
         )
 
     def in_layer(self, index: int, layout: BatchLayout, cache: SpilledKVCache) -> BatchLayout:

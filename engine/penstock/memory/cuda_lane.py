@@ -103,13 +103,15 @@ class CudaMemory:
 
 
 class CudaLink:
-    """A stream that copies from pinned RAM to a GPU, beside torch's current stream, which computes."""
+    """A stream that copies from pinned RAM to a GPU, and one that copies back, beside torch's current stream,
+    which computes."""
 
     def __init__(self, device: torch.device) -> None:
         self.stall_s = 0.0
         self._device = device
         self._traffic = Traffic()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._back = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._lock = threading.Lock()
         #: By a buffer's address: the copy that wrote or read the buffer last.
         self._copied: dict[int, torch.cuda.Event] = {}
@@ -137,6 +139,17 @@ class CudaLink:
             done.record(self._stream)
             self._copied[source.data_ptr()] = self._copied[target.data_ptr()] = done
             self._copies.append((started, done))
+
+    def copy_back(self, source: Tensor, target: Tensor, pieces: Sequence[tuple[int, int]]) -> None:
+        launched, done = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        launched.record(torch.cuda.current_stream(self._device))
+        self._back.wait_event(launched)
+        with torch.cuda.stream(self._back):
+            for offset, size in pieces:
+                target[offset : offset + size].copy_(source[offset : offset + size], non_blocking=True)
+        done.record(self._back)
+        with self._lock:
+            self._used[source.data_ptr()] = done
 
     def wait_copied(self, source: Tensor) -> None:
         with self._lock:
@@ -167,6 +180,7 @@ class CudaLink:
 
     def synchronize(self) -> None:
         torch.cuda.current_stream(self._device).synchronize()
+        self._back.synchronize()
         self._launched.clear()
         self.stall_s += sum(before.elapsed_time(after) / 1e3 for before, after in self._stalls)
         self._stalls.clear()

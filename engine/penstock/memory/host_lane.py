@@ -56,6 +56,9 @@ class HostLink:
         for offset, size in ((0, len(source)),) if pieces is None else pieces:
             target[offset : offset + size].copy_(source[offset : offset + size])
 
+    def copy_back(self, source: Tensor, target: Tensor, pieces: Sequence[tuple[int, int]]) -> None:
+        self.copy(source, target, pieces)
+
     def wait_copied(self, source: Tensor) -> None: ...
 
     def acquire(self, target: Tensor, waited_s: float) -> None:

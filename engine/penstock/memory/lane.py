@@ -56,6 +56,11 @@ class Link(Protocol):
         """Queue a copy, which begins after the last use of `target`. `pieces`: (offset, bytes) of what is
         copied to the same place; None: everything."""
 
+    def copy_back(self, source: Tensor, target: Tensor, pieces: Sequence[tuple[int, int]]) -> None:
+        """Queue a copy from where layers are computed to the host. It begins after what was launched so far,
+        and the next copy into `source` begins after it. Called by the thread that launches. Without pieces,
+        only the order is kept."""
+
     def wait_copied(self, source: Tensor) -> None:
         """Wait until the last copy out of `source` is done, so that `source` may be overwritten."""
 
@@ -67,7 +72,8 @@ class Link(Protocol):
         """What was launched so far was the last use of `target`. Waits if this thread is far ahead."""
 
     def synchronize(self) -> None:
-        """Wait until everything that is launched is done, so that `stall_s` and `traffic` are complete."""
+        """Wait until everything that is launched is done, and every copy back to the host, so that `stall_s`
+        and `traffic` are complete."""
 
     @property
     def stall_s(self) -> float:

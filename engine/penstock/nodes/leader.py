@@ -253,6 +253,7 @@ def check_config(config: EngineConfig) -> None:
         "--kv-disk": config.kv_disk is not None,
         "--kv-host-memory": config.kv_host_bytes is not None,
         "--kv-spill": config.spill_folder is not None,
+        "--kv-spill-memory": config.kv_spill_bytes is not None,
         "adapters (--lora)": bool(config.adapter_bytes or config.adapters),
         "--mtp on": config.mtp == "on",
         "upper planes as drafts": config.draft_with_planes,

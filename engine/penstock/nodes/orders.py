@@ -65,6 +65,7 @@ class Order:
             kv_disk_bytes=None,
             kv_host_bytes=None,
             kv_spill=None,
+            kv_spill_bytes=None,
             speculation="off",
             mtp="off",
             draft_model=None,

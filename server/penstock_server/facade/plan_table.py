@@ -31,6 +31,7 @@ def plan_table(plan: PlanBody) -> list[str]:
             rows.append(("experts", home, number * plan.expert_slot_bytes, f"{number} slots{text}"))
     rows += [
         ("keys and values", compute, plan.kv_bytes, _tokens_text(plan)),
+        *([("spilled keys", "host", plan.kv_spill_bytes, "and values")] if plan.kv_spill_bytes else []),
         *([("kept keys", "host", plan.kv_host_bytes, "and values")] if plan.kv_host_bytes else []),
         *_state_rows(plan, compute),
         *([("adapters", "host", plan.adapter_bytes, "")] if plan.adapter_bytes else []),
@@ -89,7 +90,8 @@ def _state_rows(plan: PlanBody, compute: str) -> list[tuple[str, str, int, str]]
 
 def _tokens_text(plan: PlanBody) -> str:
     text = f"{plan.num_kv_tokens} tokens"
-    return f"{text}, {plan.num_spilled_tokens} of them on disk" if plan.num_spilled_tokens else text
+    place = "on the host" if plan.kv_spill_bytes else "on disk"
+    return f"{text}, {plan.num_spilled_tokens} of them {place}" if plan.num_spilled_tokens else text
 
 
 def _workspace_text(plan: PlanBody) -> str:

@@ -77,8 +77,11 @@ class PlanBody(Told):
     kept_share: float | None
     #: The processor computes experts that lie in RAM, at once with a card.
     shares_experts: bool
-    #: Tokens of num_kv_tokens whose keys and values lie on disk (--kv-spill), beside kv_bytes.
+    #: Tokens of num_kv_tokens whose keys and values lie on disk (--kv-spill), or on the host beside a GPU
+    #: (--kv-spill-memory), beside kv_bytes.
     num_spilled_tokens: int
+    #: Memory of the host for these; 0: they lie on disk, or there are none.
+    kv_spill_bytes: int
     #: Memory of the host for keys and values that have left a GPU's (--kv-host-memory).
     kv_host_bytes: int
 
@@ -207,7 +210,8 @@ class LastStep(Told):
     #: Experts that layers asked for, and those that were there.
     num_experts: int
     num_expert_hits: int
-    #: Bytes of keys and values that came from the disk (--kv-spill), and that went there.
+    #: Bytes of keys and values that came from the disk (--kv-spill) or, for a GPU, from the host's memory
+    #: (--kv-spill-memory), and that went there.
     spilled_bytes: int
 
 
@@ -296,9 +300,9 @@ class KVEventsBody(Told):
 
 
 class KVSpillBody(Told):
-    """Keys and values of sequences that are longer than the KV cache (--kv-spill): blocks that lie on disk
-    and their bytes, what went there and came from there since the start, and the seconds in which layers
-    waited."""
+    """Keys and values of sequences that are longer than the KV cache (--kv-spill, or --kv-spill-memory on a
+    GPU): blocks that lie on disk, or on the host, and their bytes, what went there and came from there since
+    the start, and the seconds in which layers waited; a GPU's are among the stalls of the step."""
 
     num_blocks: int
     num_bytes: int

@@ -251,6 +251,14 @@ class Settings(NodesSettings):
         "default: the folder of --kv-disk, if --max-model-len is given",
         metavar="FOLDER",
     )
+    kv_spill_memory: int | None = engine_setting(
+        "kv_spill_bytes",
+        "the same on a GPU: memory of the host, such as 8GiB, a part of --host-memory, with keys and values "
+        "that have no room in the GPU's; layer by layer those of a step's sequences are copied to the GPU, "
+        "one layer ahead",
+        parse=parse_bytes,
+        metavar="SIZE",
+    )
     state_memory: int | None = engine_setting(
         "state_bytes",
         "memory for recurrent states, in models that have some (Qwen3-Next, LFM2, Granite 4), such as "

@@ -306,8 +306,12 @@ class _EngineSeries:
         """What lies on disk while its sequence runs, and what steps read and wrote of it."""
         yield self._gauge("penstock:kv_spill_bytes", "Keys and values beyond the memory", spill.num_bytes)
         for name, text, value in (
-            ("read_bytes", "Keys and values that steps read from disk", spill.read_bytes),
-            ("written_bytes", "Keys and values that steps wrote to disk", spill.written_bytes),
+            ("read_bytes", "Keys and values that steps read from disk, or copied to a GPU", spill.read_bytes),
+            (
+                "written_bytes",
+                "Keys and values that steps wrote to disk, or copied back",
+                spill.written_bytes,
+            ),
             ("wait_seconds", "Seconds in which layers waited for keys and values", spill.wait_s),
         ):
             labels = self._labels("penstock:")

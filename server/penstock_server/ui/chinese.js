@@ -262,6 +262,8 @@ export const CHINESE = {
   keysAndValues: "KV 缓存",
   keptForLater: "留给再次出现的文本",
   someOnDisk: "{number}，其中 {spilled} 在磁盘上",
+  someInRam: "{number}，其中 {spilled} 在内存里",
+  comesForEachLayer: "逐层复制到显卡",
   recurrentStates: "循环状态",
   draftModel: "草稿模型",
   predictionHead: "模型自带的预测头",

@@ -269,6 +269,8 @@ export const ENGLISH = {
   keysAndValues: "keys and values",
   keptForLater: "kept for texts that come again",
   someOnDisk: "{number}, {spilled} on disk",
+  someInRam: "{number}, {spilled} in RAM",
+  comesForEachLayer: "copied to the GPU layer by layer",
   recurrentStates: "recurrent states",
   draftModel: "draft model",
   predictionHead: "the model's own head",

@@ -29,10 +29,10 @@ function layerRows(key, layers, resident, streamed, homes) {
     ]);
 }
 
-/** The tokens whose keys and values have room, and how many of them on disk. */
+/** The tokens whose keys and values have room, and how many of them on disk, or in RAM beside a GPU. */
 const keptTokens = (plan) =>
   plan.num_spilled_tokens
-    ? words("someOnDisk", {
+    ? words(plan.kv_spill_bytes ? "someInRam" : "someOnDisk", {
         number: count(plan.num_kv_tokens, "tokens"),
         spilled: count(plan.num_spilled_tokens, "tokens"),
       })
@@ -96,6 +96,8 @@ export function ledger(plan) {
   if (plan.num_host_expert_slots)
     rows.push([words("experts"), ram, experts(plan.num_host_expert_slots), words("onTheWay")]);
   rows.push([words("keysAndValues"), compute, plan.kv_bytes, keptTokens(plan)]);
+  if (plan.kv_spill_bytes)
+    rows.push([words("keysAndValues"), ram, plan.kv_spill_bytes, words("comesForEachLayer")]);
   if (plan.kv_host_bytes) rows.push([words("keysAndValues"), ram, plan.kv_host_bytes, words("keptForLater")]);
   if (plan.state_bytes)
     rows.push([

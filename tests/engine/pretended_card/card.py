@@ -92,11 +92,13 @@ class PretendedCard:
     def enqueue_copy_to_host(self, source: CardTensor, target: Tensor) -> Tensor:
         """On a stream beside the one that computes: what computes has to come before it."""
         stream = self.current_stream.of_card()
-        assert self.is_pinned(target), "a copy to memory that is not pinned waits"
         assert stream.all_before().get(self.default_stream, -1) == self.default_stream.num_queued, (
             "the copy to the host does not wait for what computes"
         )
         stream.enqueue(lambda: target.copy_(source.inner))
+        if not self.is_pinned(target):
+            self.host_waits.append("a copy to memory that is not pinned")
+            stream.synchronize()
         return target
 
     def launch_on_host(self, handle: int, function: Callable[[int | None], None]) -> int:

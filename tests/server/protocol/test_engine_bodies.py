@@ -64,6 +64,7 @@ PLAN = [
     "kept_share",
     "shares_experts",
     "num_spilled_tokens",
+    "kv_spill_bytes",
     "kv_host_bytes",
 ]
 STEP = [

@@ -102,7 +102,10 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
     for flag, value in (("--resident-layers", "6"), ("--host-memory", "1GiB")):
         assert settings_of("demo", flag, value).engine_config().num_resident_layers in (6, None)
     assert settings_of("m", "--kv-cache-memory", "20%").engine_config().kv_cache_share == 0.2
+    assert settings_of("m", "--kv-spill-memory", "3KiB").engine_config().kv_spill_bytes == 3072
     for field in dataclasses.fields(EngineConfig):
+        if field.name == "kv_spill_bytes":  # in place of kv_spill
+            continue
         if field.name == "enable_prefix_caching":  # kv_disk needs it
             assert not Settings(model="m", enable_prefix_caching=False).engine_config().enable_prefix_caching
             continue

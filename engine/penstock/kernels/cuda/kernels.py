@@ -126,7 +126,7 @@ class CudaKernels(PlainRecurrences):
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
         num_tokens, num_heads, head_dim = x.shape
-        assert x.stride()[1:] == (head_dim, 1)
+        assert _has_whole_rows(x)
         self._launcher.launch(
             "rope", (num_tokens,), THREADS,
             x, x.stride(0), num_heads, head_dim, cos.shape[1], cos, sin, is_interleaved,
@@ -135,7 +135,7 @@ class CudaKernels(PlainRecurrences):
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
         code, keys, values = kv.plain
         num_kv_heads, head_dim, block_size = kv.sizes
-        assert k.stride()[1:] == (head_dim, 1) and (values is None or v.stride()[1:] == (head_dim, 1))
+        assert _has_whole_rows(k) and (values is None or _has_whole_rows(v))
         if kv.layout is INT8:
             self._launcher.launch(
                 "write_kv_int8", (k.shape[0], 2), THREADS,
@@ -151,6 +151,12 @@ class CudaKernels(PlainRecurrences):
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         return self._attention.mix(q, kv, batch, spec)
+
+
+def _has_whole_rows(x: Tensor) -> bool:
+    """Whether a token's heads lie side by side in x [num_tokens, num_heads, head_dim]. The stride of a single
+    head may be any number."""
+    return x.stride(2) == 1 and (x.shape[1] == 1 or x.stride(1) == x.shape[2])
 
 
 def _row_threads(width: int) -> int:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from penstock.memory.kv_spill.spill_file import SpillFile
 from penstock.memory.kv_spill.spilled_cache import NUM_SLOTS, SpilledKVCache, finish
 
 
@@ -18,18 +19,20 @@ class LayerTurns:
 
     def __init__(
         self,
+        file: SpillFile,
         cache: SpilledKVCache,
         reads: Sequence[Sequence[range]],
         writes: Sequence[range],
     ) -> None:
         """Begins to read. `reads`: for each layer, the spilled blocks that it needs. `writes`: the blocks
         that every layer changes."""
+        self._file = file
         self._cache = cache
         self._reads = reads
         self._writes = writes
         self._is_ended = False
         self._arrivals = [
-            cache.thread.submit(self._read, layer) for layer in range(min(NUM_SLOTS, len(reads)))
+            file.thread.submit(self._read, layer) for layer in range(min(NUM_SLOTS, len(reads)))
         ]
         self._last: Future[None] = self._arrivals[-1]
 
@@ -47,7 +50,7 @@ class LayerTurns:
 
     def end(self, layer: int) -> None:
         """The layer is computed."""
-        self._last = self._cache.thread.submit(self._turn, layer)
+        self._last = self._file.thread.submit(self._turn, layer)
         self._arrivals.append(self._last)
 
     def finish(self) -> None:
@@ -64,7 +67,7 @@ class LayerTurns:
 
     def _turn(self, layer: int) -> None:
         cache = self._cache
-        cache.file.write(list(cache.places(layer, self._writes)))
+        self._file.write(list(cache.places(layer, self._writes)))
         cache.stats.written_bytes += sum(map(len, self._writes)) * cache.layer_block_bytes
         if layer + NUM_SLOTS < len(self._reads):
             self._read(layer + NUM_SLOTS)
@@ -73,5 +76,5 @@ class LayerTurns:
         if self._is_ended:
             return
         cache = self._cache
-        finish(cache.file.begin_read(cache.places(layer, self._reads[layer])))
+        finish(self._file.begin_read(cache.places(layer, self._reads[layer])))
         cache.stats.read_bytes += sum(map(len, self._reads[layer])) * cache.layer_block_bytes

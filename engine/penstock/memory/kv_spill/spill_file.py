@@ -10,7 +10,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from torch import Tensor
@@ -59,6 +59,8 @@ class SpillFile:
             ) from error
         self._reads = _reads(depth) if is_direct and is_queued(descriptor) else ThreadedBlocks(depth)
         is_in_queue = not isinstance(self._reads, ThreadedBlocks)
+        #: Moves blocks between slots and file during a sweep.
+        self.thread = ThreadPoolExecutor(1, "penstock-kv-spill")
         self._file = OpenFile(folder, descriptor, is_direct, is_in_queue, num_bytes, 0)
 
     def begin_read(self, places: Iterable[Place]) -> list[Future[int]]:
@@ -92,6 +94,7 @@ class SpillFile:
 
     def close(self) -> None:
         """Wait for all reads."""
+        self.thread.shutdown()
         self._reads.close()
         os.close(self._file.descriptor)
 

@@ -1,9 +1,10 @@
-"""SpilledKVCache: a KV cache of which some blocks are in memory, in all layers, and the others in a file.
+"""SpilledKVCache: a KV cache of which some blocks are in memory, in all layers, and the others elsewhere: in
+a file, or beside a card in the host's memory.
 
-The first `num_resident` blocks are in memory. The others have a place in the file for each layer, and pass
-through one of two slots when a layer is computed: a slot has room for all of one layer, so that each block
-has its own place in a slot, too. The blocks of a layer lie side by side in the file and in the slots, so that
-blocks with neighbouring numbers are one read.
+"Memory" is the one in which layers are computed. The first `num_resident` blocks are there. The others have a
+place elsewhere for each layer, and pass through one of two slots when a layer is computed: a slot has room
+for all of one layer, so that each block has its own place in a slot, too. The blocks of a layer lie side by
+side there and in the slots, so that blocks with neighbouring numbers are one read.
 
 Keys and values of all layers are rows of the same tensors: first each layer's resident blocks, layer after
 layer, and then the slots. Kernels get these tensors with the rows in place of the numbers of blocks.
@@ -11,20 +12,55 @@ layer, and then the slots. Kernels get these tensors with the rows in place of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.memory.kv_cache import kv_views
-from penstock.memory.kv_spill.spill_file import Place, SpillFile
+from penstock.memory.kv_spill.spill_file import Place
 from penstock.memory.pools import MemoryPool
 from penstock.metrics import KVSpillStats
 from penstock.spec import KVLayout, ModelSpec
 
 #: One layer is computed while the blocks of the next one arrive.
 NUM_SLOTS = 2
+
+
+class SpillStore(Protocol):
+    """Where blocks lie that are not in memory, between two sweeps. The places are on the host."""
+
+    def begin_read(self, places: Iterable[Place]) -> list[Future[int]]:
+        """Futures, which raise CorruptFile."""
+
+    def write(self, places: Sequence[Place]) -> None:
+        """Returns when all is written. Raises CorruptFile."""
+
+    def close(self) -> None: ...
+
+
+class Turns(Protocol):
+    """Brings the blocks of each layer into a slot and back, in one sweep over all layers in their order."""
+
+    def __enter__(self) -> Turns: ...
+
+    def __exit__(self, *exc: object) -> None:
+        """What was begun has ended: the slots are free."""
+
+    def begin(self, layer: int) -> None:
+        """The layer is computed now. Raises CorruptFile."""
+
+    def end(self, layer: int) -> None:
+        """The layer is computed, or launched."""
+
+    def finish(self) -> None:
+        """Wait until every change is where it belongs. Raises CorruptFile."""
+
+
+#: Begins the turns of a sweep, from the blocks that each layer reads and those that every layer changes.
+BeginTurns = Callable[["SpilledKVCache", Sequence[Sequence[range]], Sequence[range]], Turns]
 
 
 class SpilledKVCache:
@@ -38,17 +74,17 @@ class SpilledKVCache:
         block_size: int,
         layout: KVLayout,
         pool: MemoryPool,
-        file: SpillFile,
+        store: SpillStore,
+        turns: BeginTurns,
     ) -> None:
-        """The file has num_spilled * block_bytes. Raises CapacityError if the pool is too small."""
+        """The store has num_spilled * block_bytes. Raises CapacityError if the pool is too small."""
         self.num_blocks = num_resident + num_spilled
         self.num_resident = num_resident
         self.block_size = block_size
         self.layout = layout
         self.num_layers = spec.num_layers
-        self.file = file
-        #: Moves blocks between slots and file during a sweep.
-        self.thread = ThreadPoolExecutor(1, "penstock-kv-spill")
+        self._store = store
+        self._begin_turns = turns
         self.stats = KVSpillStats(num_spilled, 0)
         self._num_spilled = num_spilled
         num_rows = spec.num_layers * num_resident + NUM_SLOTS * num_spilled
@@ -75,6 +111,11 @@ class SpilledKVCache:
         """Bytes of the largest part of a block in one layer."""
         return max(row.shape[1] for row in self._rows)
 
+    def turns(self, reads: Sequence[Sequence[range]], writes: Sequence[range]) -> Turns:
+        """Begin a sweep. `reads`: for each layer, the spilled blocks that it needs. `writes`: the blocks that
+        every layer changes."""
+        return self._begin_turns(self, reads, writes)
+
     def shift(self, layer: int, is_spilled: bool) -> int:
         """What is added to the number of a block, of which a layer's blocks have one kind or the other, and
         gives the block's row in `parts`."""
@@ -84,7 +125,7 @@ class SpilledKVCache:
         return (self.num_layers - 1) * self.num_resident + slot * self._num_spilled
 
     def places(self, layer: int, blocks: Sequence[range]) -> Iterator[Place]:
-        """Where a layer's spilled blocks lie in the file, and where in the layer's slot."""
+        """Where a layer's spilled blocks lie in the store, and where in the layer's slot."""
         at = layer * self._num_spilled * self.layer_block_bytes
         shift = self.shift(layer, is_spilled=True)
         for row in self._rows:
@@ -111,7 +152,7 @@ class SpilledKVCache:
             for own, row in self._pieces(block, out):
                 own.copy_(row)
             return
-        finish(self.file.begin_read(self._extents(block, out)))
+        finish(self._store.begin_read(self._extents(block, out)))
 
     def write_block(self, block: int, content: Tensor) -> None:
         """Copy what read_block() gave into a block of all layers. Raises CorruptFile."""
@@ -119,7 +160,7 @@ class SpilledKVCache:
             for own, row in self._pieces(block, content):
                 row.copy_(own)
             return
-        self.file.write(list(self._extents(block, content)))
+        self._store.write(list(self._extents(block, content)))
 
     def _pieces(self, block: int, content: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """A resident block's pieces of `content`, layer by layer and part by part, and their rows."""
@@ -131,7 +172,7 @@ class SpilledKVCache:
                 start = end
 
     def _extents(self, block: int, content: Tensor) -> Iterator[Place]:
-        """The pieces of a spilled block's bytes, and their places in the file."""
+        """The pieces of a spilled block's bytes, and their places in the store."""
         start = 0
         for layer in range(self.num_layers):
             for offset, row in self.places(layer, [range(block, block + 1)]):
@@ -139,9 +180,8 @@ class SpilledKVCache:
                 start += len(row)
 
     def close(self) -> None:
-        """Give the file's room back to the disk."""
-        self.thread.shutdown()
-        self.file.close()
+        """Give the store's room back."""
+        self._store.close()
 
 
 def finish(reads: Sequence[Future[int]]) -> None:

@@ -23,6 +23,8 @@ class Budgets:
         #: The budget of the memory in which layers are computed.
         self.computing = self.device if lane.has_own_memory else self.host
         self._free_ram_bytes = hardware.free_ram_bytes
+        #: Two layers' share of it passes through the GPU.
+        self._spill = "" if config.kv_spill_bytes is None else "--kv-spill-memory, "
 
     def warnings(self) -> list[str]:
         """A budget beyond what is free ends in swapping, or with the process killed."""
@@ -43,7 +45,7 @@ class Budgets:
             f"this model needs at least {least} bytes ({gib(least)}) of {name} memory as it is set up, and "
             f"the budget is {budget} ({gib(budget)}): {gib(fixed)} for embedding, head, activations, keys "
             "and values, recurrent states and adapters, the rest for layers and staging. Raise "
-            f"--{name}-memory, or lower --kv-tokens, --max-num-batched-tokens or --max-num-seqs"
+            f"--{name}-memory, or lower --kv-tokens, {self._spill}--max-num-batched-tokens or --max-num-seqs"
         )
 
     def host_refusal(self, beside: int, staging: int) -> CapacityError:
@@ -56,7 +58,8 @@ class Budgets:
             )
         return CapacityError(
             f"this model needs at least {least} bytes ({gib(least)}) of host memory as it is set up, for the "
-            "embedding, staging, and keys and values that have left the GPU (--kv-host-memory), and the "
+            "embedding, staging, and keys and values that have left the GPU (--kv-host-memory) or have no "
+            "room there (--kv-spill-memory), and the "
             f"budget is {self.host} ({gib(self.host)}). Raise --host-memory"
         )
 

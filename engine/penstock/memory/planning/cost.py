@@ -129,15 +129,16 @@ def predict_step(
 ) -> StepPrediction:
     """How long a step takes that also encodes prompts of `num_encoded` tokens together. A rate that is
     unknown (0, or no disk was measured) has no term. `demand` are the experts that the step asked for, if
-    they are known. `spilled_bytes` of keys and values come from the disk or go there: the disk of the weights
-    or, if they have one, a disk of their own. Writing is taken for as fast as reading."""
+    they are known. `spilled_bytes` of keys and values come from elsewhere or go there: over a GPU's link, or
+    from the disk of the weights or, if they have one, a disk of their own. Writing is taken for as fast as
+    reading."""
     rows, lane = config.rows_per_token, hardware.lane
     lanes = _lanes(plan, footprint.experts, hardware, rows, num_tokens) if plan.shares_experts else None
     if demand is None:
         demand = lanes.demand if lanes else expert_demand(plan, footprint.experts, num_tokens)
     processor_s, num_passes = lanes.of(demand.num_in_ram) if lanes else (0.0, 0.0)
     if plan.kept_share is not None and (work := split_work(plan, footprint, hardware, config, num_tokens)):
-        return _shared_step(work, footprint, hardware, num_tokens, num_sampled, rows)
+        return _shared_step(work, footprint, hardware, num_tokens, num_sampled, rows, spilled_bytes)
     elements = num_tokens * footprint.token_elements + num_encoded * footprint.encoder_elements
     elements -= min(elements, int(num_passes * footprint.experts.elements))
     moved = _Moved.of(plan, footprint, demand, num_encoded, spilled_bytes)
@@ -181,20 +182,22 @@ def _shared_step(
     num_tokens: int,
     num_sampled: int,
     rows: int,
+    spilled_bytes: int,
 ) -> StepPrediction:
-    """A step whose products a card and the processor share, `rows` rows for each token."""
+    """A step whose products a card and the processor share, `rows` rows for each token. The link is busy with
+    weights for most of it, so that keys and values take time of their own."""
     step, share, lane = work.step, work.share, hardware.lane
     head = footprint.head_elements
     head_s = max(head / lane.memory_gbps, 2 * rows * num_sampled * head / lane.int8_gops) / 1e9
     streamed = share * step.rest_bytes
     terms = {
-        "memory": (step.kept_bytes + 2 * streamed + head) / lane.memory_gbps / 1e9,
+        "memory": (step.kept_bytes + 2 * (streamed + spilled_bytes) + head) / lane.memory_gbps / 1e9,
         "arithmetic": (step.kept_bytes + streamed) / step.card_bps + head_s,
-        "host to device": streamed / step.link_bps,
+        "host to device": (streamed + spilled_bytes) / step.link_bps,
         "processor": (step.rest_bytes - streamed) / step.processor_bps,
-        "host memory": step.rest_bytes / step.memory_bps,
+        "host memory": (step.rest_bytes + spilled_bytes) / step.memory_bps,
     }
-    seconds = step.seconds(share) + head_s
+    seconds = step.seconds(share) + head_s + spilled_bytes / step.link_bps
     products_s = terms["arithmetic"]
     return StepPrediction(
         num_tokens, num_sampled, terms, seconds, products_s, processor_share=work.processor_share
@@ -215,7 +218,7 @@ class _Moved:
     disk_bytes: float
     missing_bytes: float
     missing_disk_bytes: float
-    #: Keys and values that come from the disk or go there.
+    #: Keys and values that come from elsewhere or go there: the disk, or a GPU's host.
     spilled_bytes: int
 
     @classmethod
@@ -245,7 +248,9 @@ class _Moved:
 def _terms(moved: _Moved, operations: int, hardware: HardwareProfile) -> dict[str, float]:
     """Link, memory or arithmetic -> seconds."""
     lane, own_disk = hardware.lane, hardware.spill_disk
-    shared_bytes = moved.spilled_bytes if own_disk is None else 0
+    over_link = moved.spilled_bytes if lane.has_own_memory else 0
+    from_disk = moved.spilled_bytes - over_link
+    shared_bytes = from_disk if own_disk is None else 0
     amounts = {
         # What is streamed is written to memory before it is read.
         "memory": (
@@ -254,12 +259,12 @@ def _terms(moved: _Moved, operations: int, hardware: HardwareProfile) -> dict[st
         ),
         "arithmetic": (operations, lane.int8_gops),
         "disk": (moved.disk_bytes + shared_bytes, _disk_gbps(hardware)),
-        "spill disk": (moved.spilled_bytes - shared_bytes, own_disk.read_gbps if own_disk else 0.0),
-        "host to device": (moved.streamed_bytes, lane.link_gbps),
+        "spill disk": (from_disk - shared_bytes, own_disk.read_gbps if own_disk else 0.0),
+        "host to device": (moved.streamed_bytes + over_link, lane.link_gbps),
         "processor": (moved.in_ram_bytes, hardware.memory_read_gbps),
         # Copying to a GPU reads the host's memory, into which the disk writes.
         "host memory": (
-            moved.streamed_bytes + moved.disk_bytes + moved.in_ram_bytes,
+            moved.streamed_bytes + moved.disk_bytes + moved.in_ram_bytes + over_link,
             hardware.memory_read_gbps if lane.has_own_memory else 0.0,
         ),
     }

@@ -57,9 +57,9 @@ class MemoryPlan:
     num_host_slots: int
     staging_slot_bytes: int
     block_size: int
-    #: Blocks of keys and values, those on disk included.
+    #: Blocks of keys and values, spilled ones included.
     num_kv_blocks: int
-    #: The memory that they take.
+    #: What they take of the memory in which layers are computed.
     kv_bytes: int
     #: Activations at the largest step, and rope's tables.
     workspace_bytes: int
@@ -102,8 +102,11 @@ class MemoryPlan:
     shares_experts: bool = False
     #: Hidden states of a model, on the host, of which a head that came with it or was trained for it guesses.
     heard_bytes: int = 0
-    #: The last so many blocks of keys and values lie on disk, and come to memory when a layer needs them.
+    #: The last so many blocks of keys and values lie elsewhere, and come to where layers are computed when a
+    #: layer needs them: on disk, or beside a GPU in the host's memory.
     num_spilled_blocks: int = 0
+    #: The host's memory for these; 0: they lie on disk, or there are none.
+    kv_spill_bytes: int = 0
 
     @property
     def tiers(self) -> tuple[TierPlan, ...]:
@@ -133,7 +136,7 @@ class MemoryPlan:
 
     @property
     def num_spilled_tokens(self) -> int:
-        """Tokens whose keys and values have room on disk only."""
+        """Tokens whose keys and values have no room where layers are computed."""
         return self.num_spilled_blocks * self.block_size
 
     def at_home(self, home: Home) -> frozenset[int]:
@@ -166,7 +169,7 @@ class MemoryPlan:
     @property
     def host_used_bytes(self) -> int:
         used = self.embedding_bytes + self.layer_bytes("host") + self.adapter_bytes + self.kv_host_bytes
-        used += self.heard_bytes
+        used += self.heard_bytes + self.kv_spill_bytes
         if self.has_gpu:
             used += HANDOVER_BYTES if self.kept_share is not None or self.shares_experts else 0
             used += self.num_host_expert_slots * self.expert_slot_bytes

@@ -248,7 +248,8 @@ class _Planner:
             rest = self.room - self.kv.num_bytes(num_blocks) - self.layers.tier_bytes(tier)
             num_blocks = min(self.kv.wanted, num_blocks + rest // self.kv.block_bytes)
         num_spilled = self.kv.num_spilled(num_blocks)
-        host = self._host_tier(tier) if self.has_gpu else TierPlan(frozenset(), 0)
+        kv_spill_bytes = self.kv.spilled_host_bytes(num_spilled)
+        host = self._host_tier(tier, kv_spill_bytes) if self.has_gpu else TierPlan(frozenset(), 0)
         return MemoryPlan(
             layers=self._placements(tier, host),
             embedding_bytes=self.embedding_bytes,
@@ -284,6 +285,7 @@ class _Planner:
             adapter_bytes=self.adapter_bytes,
             kv_host_bytes=self.kv_host_bytes,
             num_spilled_blocks=num_spilled,
+            kv_spill_bytes=kv_spill_bytes,
         )
 
     def _plane_notes(self, resident: frozenset[int]) -> list[str]:
@@ -302,14 +304,17 @@ class _Planner:
     def _tier_beside(self, num_blocks: int) -> TierPlan | None:
         return self.layers.best_tier(self.room - self.kv.num_bytes(num_blocks))
 
-    def _host_tier(self, device: TierPlan) -> TierPlan:
-        """What waits in pinned memory for a GPU that has the tier `device`. Raises CapacityError."""
+    def _host_tier(self, device: TierPlan, kv_spill_bytes: int) -> TierPlan:
+        """What waits in pinned memory for a GPU that has the tier `device`. Keys and values are pinned, too,
+        as far as the least of the layers leaves room: layers can't be copied from anywhere else. Raises
+        CapacityError."""
         streamed = [index for index in range(len(self.layers.sizes)) if index not in device.resident]
-        beside = self.embedding_bytes + self.kv_host_bytes
-        room = min(self.budgets.host - beside, self.budgets.lane.pinnable_bytes)
+        beside = self.embedding_bytes + self.kv_host_bytes + kv_spill_bytes
+        least, pinnable = self.layers.bytes_around(frozenset()), self.budgets.lane.pinnable_bytes
+        room = min(self.budgets.host - beside, pinnable, max(least, pinnable - kv_spill_bytes))
         tier = self.layers.pinned_tier(streamed, room)
         if tier is None:
-            raise self.budgets.host_refusal(beside, self.layers.bytes_around(frozenset()))
+            raise self.budgets.host_refusal(beside, least)
         return tier
 
     def _placements(self, tier: TierPlan, host: TierPlan) -> tuple[LayerPlacement, ...]:
@@ -325,9 +330,11 @@ class _Planner:
     def _notes(self, num_blocks: int, num_resident: int) -> list[str]:
         notes, size, kv = [], self.config.block_size, self.kv
         if spilled := kv.num_spilled(num_blocks):
+            where = "on disk" if not kv.spilled_host_bytes(spilled) else "in RAM"
+            flag = "--kv-spill: a step reads" if where == "on disk" else "--kv-spill-memory: a step copies"
             notes.append(
-                f"keys and values of {spilled * size} of {(num_blocks + spilled) * size} tokens lie on disk "
-                f"({gib(spilled * kv.block_bytes)}): a step reads those of its sequences (--kv-spill)"
+                f"keys and values of {spilled * size} of {(num_blocks + spilled) * size} tokens lie {where} "
+                f"({gib(spilled * kv.block_bytes)}, {flag} those of its sequences)"
             )
         elif num_blocks < kv.wanted:
             notes.append(

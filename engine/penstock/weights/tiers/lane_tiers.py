@@ -105,8 +105,9 @@ class LaneTiers:
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of the host's buffers for a GPU that are locked in memory."""
-        return sum(pool.used_bytes for pool in self._pools[:-1]) - self.unpinned_bytes
+        """Bytes of the tiers' buffers for a GPU that are locked in memory. What was refused may belong to
+        others (keys and values): this may be too little then."""
+        return max(0, sum(pool.used_bytes for pool in self._pools[:-1]) - self.unpinned_bytes)
 
     @property
     def streamed_bytes(self) -> int:

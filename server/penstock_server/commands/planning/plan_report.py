@@ -15,6 +15,7 @@ from penstock.errors import ConfigError
 from penstock.memory import kept_uses
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import StepPrediction, predict_step
+from penstock.memory.planning.kv_blocks import context
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.model.known_shapes import find_shape
 from penstock.model.pooling.find_pooling import wish_of
@@ -162,15 +163,16 @@ def predictions(
     plan: MemoryPlan, size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
 ) -> dict[str, StepPrediction]:
     """Predicted steps: a decoding step for each number of sequences that the config allows and the KV cache
-    has blocks for, one with all keys and values that lie on disk, and a step with a prompt."""
+    has blocks for, one of the longest sequence with all its spilled blocks, and a step with a prompt."""
     steps = {
         f"decode, {n} sequence{'s' if n > 1 else ''}": predict_step(plan, size, hardware, config, n, n)
         for n in NUM_SEQS
         if n <= min(config.max_num_seqs, plan.num_kv_blocks)
     }
     if plan.num_spilled_blocks:
-        spilled_bytes = plan.num_spilled_tokens * size.kv_bytes_per_token
-        steps[f"decode at {plan.num_kv_tokens} tokens"] = predict_step(
+        longest = min(plan.num_kv_tokens, context(size, config))
+        spilled_bytes = min(plan.num_spilled_tokens, longest) * size.kv_bytes_per_token
+        steps[f"decode at {longest} tokens"] = predict_step(
             plan, size, hardware, config, 1, 1, spilled_bytes=spilled_bytes
         )
     tokens = (1, 1, PROMPT) if plan.num_encoder_layers else (PROMPT, 1)

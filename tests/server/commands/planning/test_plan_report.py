@@ -248,6 +248,17 @@ def test_a_context_that_is_longer_than_the_memory(capsys: pytest.CaptureFixture[
     assert f"32000 tokens, {plan['num_spilled_tokens']} of them on disk" in text
 
 
+def test_a_context_that_is_longer_than_a_card_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("plan", "--shape", "falcon3-10b", "--card", "gtx 1060", "--max-model-len", "32000")
+    data = json.loads(run(capsys, *flags, "--kv-spill-memory", "2GiB", "--max-num-seqs", "1", "--json"))
+    plan, steps = data["plan"], data["steps"]
+    assert 0 < plan["kv_spill_bytes"] <= 2 << 30 and plan["num_kv_tokens"] == 32000
+    link = "host to device"
+    assert steps["decode at 32000 tokens"]["terms"][link] > steps["decode, 1 sequence"]["terms"][link]
+    text = run(capsys, *flags, "--kv-spill-memory", "2GiB", "--max-num-seqs", "1")
+    assert f"{plan['num_spilled_tokens']} of them on the host" in text and "spilled keys" in text
+
+
 def test_a_folder_needs_no_weights(
     capsys: pytest.CaptureFixture[str], tiny_llama: Path, tmp_path: Path
 ) -> None:
