@@ -27,6 +27,9 @@ MAX_EXPERT_READS = 16
 #: A guessed unit is read while fewer reads than these are under way: what the next layer really asks for
 #: then waits for one wrong guess at most.
 MAX_EARLY_READS = 1
+#: The same where reads are ordered: guessed units that wait behind all others, and are taken back when the
+#: layer asks for others before their reads have begun.
+MAX_EARLY_ORDERED = 3
 #: Units that are lent together, with their keys.
 Group = list[tuple[UnitKey, Arrival]]
 
@@ -42,9 +45,10 @@ class DemandTier:
         num_slots: int,
         uses: UseCounts[UnitKey],
         pins: bool = False,
+        is_ordered: bool = False,
     ) -> None:
         """`sizes` are the units' bytes in whole pages; `pool` has room for pool_bytes(); the tier counts
-        `uses`. `pins`: see ExpertPolicy."""
+        `uses`. `pins`: see ExpertPolicy. `is_ordered`: units are read one after the other (Arrivals)."""
         if num_slots < 1:
             raise ValueError("units that are asked for need a slot")
         self.num_slots = min(num_slots, len(sizes))
@@ -54,7 +58,8 @@ class DemandTier:
         slots = [pool.allocate(f"expert.{index}", slot_bytes) for index in range(self.num_slots)]
         self.uses = uses
         self.policy = ExpertPolicy(self.num_slots, uses, pins)
-        self.arrivals = Arrivals(reader, slots, self._ask, MAX_EXPERT_READS)
+        self.arrivals = Arrivals(reader, slots, self._ask, MAX_EXPERT_READS, is_ordered)
+        self._is_ordered = is_ordered
         self.slots = ExpertSlots(self.arrivals, self.policy)
         #: Units that began to arrive since the start, by stack and layer.
         self.num_arrived: dict[tuple[str, int], int] = {}
@@ -195,7 +200,7 @@ class DemandTier:
             self._begin(key)
             has_begun = True
         for key in self.expected.to_read():
-            if self.arrivals.is_closed or self.arrivals.clock.num_reads >= MAX_EARLY_READS:
+            if self.arrivals.is_closed or not self._can_read_early:
                 break
             if not self.slots.make_room(self._kept(), self._num_in_sweep, takes_pinned=False):
                 break
@@ -203,9 +208,18 @@ class DemandTier:
             self.expected.begin(key)
         return has_begun
 
+    @property
+    def _can_read_early(self) -> bool:
+        if self._is_ordered:
+            return self.arrivals.can_read and self.expected.num_begun < MAX_EARLY_ORDERED
+        return self.arrivals.clock.num_reads < MAX_EARLY_READS
+
     def settle(self, keys: Collection[UnitKey]) -> set[UnitKey]:
         """The layer asks: nothing is guessed any more. Returns the units of these whose reads have begun
         early, until they are asked for."""
+        for key in self.expected.begun_beside(keys):
+            if key in self.arrivals.units and self.slots.cancel(key):
+                self.expected.cancel(key)
         self._early = self.expected.settle(keys) | self._early.intersection(keys)
         return self._early
 

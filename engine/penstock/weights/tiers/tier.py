@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from penstock.memory.reads.ordered_reads import OrderedRead
 from penstock.spec import UnitKey
 from penstock.weights.layer_weights import LayerWeights
 
@@ -18,6 +19,9 @@ class UnitReader(Protocol):
     def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
         """Fill `buffer` (whole pages) with a unit; the result is the number of bytes read."""
 
+    def order(self, key: UnitKey, buffer: Tensor) -> OrderedRead | None:
+        """The same, behind all reads that were ordered before. None where submit() has to serve."""
+
     def close(self) -> None:
         """End the threads. The caller waits first for the reads that it submitted."""
 
@@ -27,7 +31,7 @@ class Arrival:
     """A unit in memory, or on its way there."""
 
     buffer: Tensor
-    read: Future[int]
+    read: Future[int] | OrderedRead
     #: The staging slot; None if the unit has a buffer of its own.
     slot: int | None
     is_lent: bool = False
