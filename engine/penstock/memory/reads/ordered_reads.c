@@ -22,6 +22,9 @@ enum { NUM_TICKETS = 64, MOST_PARTS = 16, PAGE = 4096 };
 /* What `states` says of a ticket. FAILED: the range has to be read in another way, which also finds the reason. */
 enum { FREE, WAITING, BEGUN, DONE, FAILED };
 
+/* Seconds for which a thread that waits for a range spins. */
+static const double SPIN_S = 200e-6;
+
 /* A range of a file, which is read in parts. */
 typedef struct {
     int descriptor;
@@ -45,6 +48,7 @@ typedef struct {
     part parts[MOST_PARTS];
     int depth, num_under_way, num_waiting_threads;
     int64_t part_bytes, num_ended;
+    double waited_s; /* of all calls of penstock_wait_for_read() */
     aio_context_t context;
     int wake;
     bool is_closing, is_closed;
@@ -224,6 +228,32 @@ EXPORT void penstock_wait_for_reads(ordered_reads *q, int64_t seen) {
     if (q->is_closing) pthread_cond_broadcast(&q->ended);
     pthread_mutex_unlock(&q->lock);
 }
+
+static bool is_under_way(ordered_reads *q, int ticket) {
+    const int32_t state = __atomic_load_n(q->states + ticket, __ATOMIC_ACQUIRE);
+    return state == WAITING || state == BEGUN;
+}
+
+/* 1: a range is there. -1: it has to be read in another way. 0: it is still on its way, and the caller does not wait. A short
+ * wait spins, since a thread that sleeps comes back late. */
+EXPORT int penstock_wait_for_read(ordered_reads *q, int ticket, int is_patient) {
+    if (is_patient && is_under_way(q, ticket)) {
+        const double began_s = now_s();
+        while (is_under_way(q, ticket) && now_s() < began_s + SPIN_S) {}
+        pthread_mutex_lock(&q->lock);
+        q->num_waiting_threads++;
+        while (is_under_way(q, ticket) && !q->is_closing) pthread_cond_wait(&q->ended, &q->lock);
+        q->num_waiting_threads--;
+        if (q->is_closing) pthread_cond_broadcast(&q->ended);
+        q->waited_s += now_s() - began_s;
+        pthread_mutex_unlock(&q->lock);
+    }
+    if (is_patient || !is_under_way(q, ticket)) return __atomic_load_n(q->states + ticket, __ATOMIC_ACQUIRE) == DONE ? 1 : -1;
+    return 0;
+}
+
+/* Seconds for which penstock_wait_for_read() waited since the start. */
+EXPORT double penstock_waited_s(ordered_reads *q) { return q->waited_s; }
 
 /* Begins nothing more, and waits for what is under way. The reads are gone then. */
 EXPORT void penstock_close_reads(ordered_reads *q) {

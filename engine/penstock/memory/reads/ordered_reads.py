@@ -27,6 +27,8 @@ _SIGNATURES = {
     "penstock_take_read_back": (_I, (_P, _I)),
     "penstock_num_ended_reads": (_N, (_P,)),
     "penstock_wait_for_reads": (None, (_P, _N)),
+    "penstock_wait_for_read": (_I, (_P, _I, _I)),
+    "penstock_waited_s": (ctypes.c_double, (_P,)),
     "penstock_close_reads": (None, (_P,)),
 }
 
@@ -54,7 +56,7 @@ class OrderedRead:
     """A range that is read, with those methods of a Future that its one user calls."""
 
     def __init__(self, reads: OrderedReads, ticket: int, num_bytes: int, again: Callable[[], Future[int]]):
-        self._reads = reads
+        self.reads = reads
         self._ticket = ticket
         self._num_bytes = num_bytes
         self._again: Callable[[], Future[int]] | None = again
@@ -62,18 +64,26 @@ class OrderedRead:
         #: When the read ended, by time.perf_counter(); 0 until exception() or result() was asked for.
         self.ended_s = 0.0
 
+    @property
+    def ticket(self) -> int:
+        """The number by which C knows the read; -1: it has ended. Raises what reading raised."""
+        if self._again is None:
+            self.result()
+            return -1
+        return self._ticket
+
     def done(self) -> bool:
-        return self._again is None or self._reads.states[self._ticket] >= _DONE
+        return self._again is None or self.reads.states[self._ticket] >= _DONE
 
     def exception(self) -> BaseException | None:
         """Waits for the end. A range that the system did not read is read again the plain way, which also
         finds the reason."""
         if self._again is not None:
-            self._reads.wait_for(self._ticket)
+            self.reads.wait_for(self._ticket)
             again, self._again = self._again, None
-            self.ended_s = self._reads.ended_s[self._ticket]
-            has_failed = self._reads.states[self._ticket] != _DONE
-            self._reads.free(self._ticket)
+            self.ended_s = self.reads.ended_s[self._ticket]
+            has_failed = self.reads.states[self._ticket] != _DONE
+            self.reads.free(self._ticket)
             self._failure = again().exception() if has_failed else None
         return self._failure
 
@@ -86,14 +96,14 @@ class OrderedRead:
 
     def cancel(self) -> bool:
         """Whether nothing of the range is read, now or later."""
-        if self._again is None or not self._reads.take_back(self._ticket):
+        if self._again is None or not self.reads.take_back(self._ticket):
             return False
         self._again, self._failure = None, CancelledError()
         return True
 
     def wait_for_any(self) -> None:
         """Until this read or another one of the same reads has ended, if this one has not."""
-        self._reads.wait_for_any(self._ticket)
+        self.reads.wait_for_any(self._ticket)
 
 
 class OrderedReads:
@@ -105,7 +115,9 @@ class OrderedReads:
         address = library.penstock_open_reads(num_parts, part_bytes) if library is not None else None
         if library is None or address is None:
             raise OSError("no ordered reads")
-        self._library, self._address = library, address
+        self._library, self.address = library, address
+        #: The address of penstock_wait_for_read(), for C that computes what is read.
+        self.wait_address = ctypes.cast(library.penstock_wait_for_read, _P).value or 0
         tickets = _Tickets.from_address(address)
         self.states, self.ended_s = tickets.states, tickets.ended_s
         self._free = deque(range(NUM_TICKETS))
@@ -117,12 +129,12 @@ class OrderedReads:
         """Read a range behind all that were given before: offset and address in whole pages, with room for
         whole pages. `again` reads it the plain way."""
         ticket = self._free.popleft()
-        self._library.penstock_give_read(self._address, ticket, descriptor, offset, address, num_bytes)
+        self._library.penstock_give_read(self.address, ticket, descriptor, offset, address, num_bytes)
         return OrderedRead(self, ticket, num_bytes, again)
 
     def take_back(self, ticket: int) -> bool:
         """Whether a range was taken back of which nothing had begun."""
-        is_back = bool(self._library.penstock_take_read_back(self._address, ticket))
+        is_back = bool(self._library.penstock_take_read_back(self.address, ticket))
         if is_back:
             self._free.append(ticket)
         return is_back
@@ -134,9 +146,14 @@ class OrderedReads:
     def wait_for_any(self, ticket: int) -> None:
         if self._is_closed:
             return
-        seen = self._library.penstock_num_ended_reads(self._address)
+        seen = self._library.penstock_num_ended_reads(self.address)
         if self.states[ticket] < _DONE:
-            self._library.penstock_wait_for_reads(self._address, seen)
+            self._library.penstock_wait_for_reads(self.address, seen)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds for which C waited by `wait_address` since the start."""
+        return 0.0 if self._is_closed else float(self._library.penstock_waited_s(self.address))
 
     def free(self, ticket: int) -> None:
         """Its range's end was seen."""
@@ -146,4 +163,4 @@ class OrderedReads:
     def close(self) -> None:
         """Wait for what is under way. All reads have been seen to end, or nobody asks for them any more."""
         self._is_closed = True
-        self._library.penstock_close_reads(self._address)
+        self._library.penstock_close_reads(self.address)

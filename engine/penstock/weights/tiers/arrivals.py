@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 from torch import Tensor
@@ -189,6 +189,13 @@ class Arrivals:
     def changed(self) -> None:
         """Wake all who wait()."""
         self._changed.notify_all()
+
+    def coming(self, keys: Iterable[UnitKey]) -> list[tuple[UnitKey, Arrival, OrderedRead]]:
+        """Those of these units that ordered reads are bringing, in the order of the reads."""
+        found = [(key, self.units[key]) for key in keys if key in self.units]
+        under_way = [(key, each, each.read) for key, each in found if isinstance(each.read, OrderedRead)]
+        places = {read: place for place, read in enumerate(self._ordered)}
+        return sorted((each for each in under_way if each[2] in places), key=lambda each: places[each[2]])
 
     def cancel(self, key: UnitKey) -> bool:
         """Whether a unit was taken back, with its slot, of which nothing is read."""

@@ -13,8 +13,10 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from torch import Tensor
 
 from penstock.memory.pools import MemoryPool
+from penstock.memory.reads.ordered_reads import OrderedRead
 from penstock.spec import UnitKey
 from penstock.weights.tiers.arrivals import Arrivals, take_back
+from penstock.weights.tiers.arriving_reads import ArrivingReads
 from penstock.weights.tiers.expected_units import ExpectedUnits
 from penstock.weights.tiers.expert_policy import ExpertPolicy
 from penstock.weights.tiers.expert_slots import ExpertSlots
@@ -59,7 +61,7 @@ class DemandTier:
         self.uses = uses
         self.policy = ExpertPolicy(self.num_slots, uses, pins)
         self.arrivals = Arrivals(reader, slots, self._ask, MAX_EXPERT_READS, is_ordered)
-        self._is_ordered = is_ordered
+        self.is_ordered = is_ordered
         self.slots = ExpertSlots(self.arrivals, self.policy)
         #: Units that began to arrive since the start, by stack and layer.
         self.num_arrived: dict[tuple[str, int], int] = {}
@@ -92,6 +94,22 @@ class DemandTier:
                 yield group
             finally:
                 # Who was thought to be gone and comes back late takes nothing from the next user.
+                if num_taken_back == self._num_taken_back:
+                    self._release(group, waiting)
+
+    def gather_arriving(self, keys: Sequence[UnitKey]) -> Iterator[tuple[Group, ArrivingReads | None]]:
+        """What gather() brings, of ordered reads: the first group has all units that are there, and then
+        those that are being read, with their reads, for which the user waits."""
+        waiting, num_taken_back = dict.fromkeys(keys), self._num_taken_back
+        self._want(waiting)
+        while waiting:
+            group, coming = self._take_coming(waiting)
+            arriving = ArrivingReads(coming) if coming else None
+            try:
+                yield group, arriving
+            finally:
+                if arriving is not None:
+                    self.stall_s += arriving.waited_s
                 if num_taken_back == self._num_taken_back:
                     self._release(group, waiting)
 
@@ -169,6 +187,22 @@ class DemandTier:
         self.stall_s += time.perf_counter() - started
         return group
 
+    def _take_coming(self, waiting: dict[UnitKey, None]) -> tuple[Group, list[OrderedRead]]:
+        """What _take() lends, and behind it those of these units that are being read, with their reads. Waits
+        only if there are neither."""
+        with self.arrivals:
+            if self.arrivals.is_closed:
+                raise RuntimeError("the engine was closed while its experts were in use")
+            group = self._lend(waiting)
+            self._wanted = waiting
+            self._ask(takes_pinned=not group)
+            coming = self.arrivals.coming(waiting) if len(waiting) <= MAX_EXPERT_READS else []
+            for key, arrival, _ in coming:
+                del waiting[key]
+                arrival.is_lent = True
+        group += [(key, arrival) for key, arrival, _ in coming]
+        return group or self._take(waiting), [read for *_, read in coming]
+
     # ------------------------------------------------------------ with the lock of the arrivals held
 
     def _lend(self, waiting: dict[UnitKey, None]) -> Group:
@@ -210,7 +244,7 @@ class DemandTier:
 
     @property
     def _can_read_early(self) -> bool:
-        if self._is_ordered:
+        if self.is_ordered:
             return self.arrivals.can_read and self.expected.num_begun < MAX_EARLY_ORDERED
         return self.arrivals.clock.num_reads < MAX_EARLY_READS
 
