@@ -187,16 +187,10 @@ class DirectReader:
 
     def _open(self, path: Path) -> OpenFile:
         try:
-            with self._lock:  # several threads submit
-                file = self._files.get(path)
-                if file is None:
-                    descriptor, is_direct = _open_direct(path, self._direct_devices)
-                    status = os.fstat(descriptor)
-                    can_queue = is_direct and is_queued(descriptor)
-                    file = OpenFile(
-                        path, descriptor, is_direct, can_queue, status.st_size, status.st_mtime_ns
-                    )
-                    self._files[path] = file
+            file = self._files.get(path)
+            if file is None:
+                with self._lock:  # several threads submit
+                    file = self._files.get(path) or self._opened(path)
             status = os.fstat(file.descriptor)
         except OSError as error:
             raise CorruptFile(f"{path} can't be read: {error.strerror}") from error
@@ -205,6 +199,15 @@ class DirectReader:
                 f"{path} was changed while it was in use, so its weights may not be the model's any more; "
                 "put the model back and start again"
             )
+        return file
+
+    def _opened(self, path: Path) -> OpenFile:
+        """With the lock held: open a file. Raises OSError."""
+        descriptor, is_direct = _open_direct(path, self._direct_devices)
+        status = os.fstat(descriptor)
+        can_queue = is_direct and is_queued(descriptor)
+        file = OpenFile(path, descriptor, is_direct, can_queue, status.st_size, status.st_mtime_ns)
+        self._files[path] = file
         return file
 
     def _reads_of(self, file: OpenFile) -> BlockReads:

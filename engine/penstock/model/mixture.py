@@ -194,7 +194,7 @@ def _guess(kernels: Kernels, weights: LayerWeights, x: Tensor, routing: Routing)
     """Guess the experts of the next layer: its router on the input of this layer's router. The hidden state
     changes little from layer to layer."""
     behind = weights.next_experts
-    if behind is None or len(x) > MOST_GUESSED_TOKENS:
+    if behind is None or x.shape[0] > MOST_GUESSED_TOKENS:
         return
     following = behind.weights()
     if following is not None and "router" in following:
@@ -273,7 +273,7 @@ def _order(experts: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[int, tuple[int
     """The places of `experts` (int64 [num_tokens, num_chosen], counted row by row), sorted by expert; for
     each place, where it is now, [num_tokens, num_chosen]; the token of each sorted place; and for each expert
     that is needed, where its places begin and end."""
-    if len(experts) == 1:
+    if experts.shape[0] == 1:
         numbers = experts[0].tolist()
         order, rows, tokens, places = _order_of_one(len(numbers), experts.device)
         return order, rows, tokens, dict(zip(numbers, places, strict=True))

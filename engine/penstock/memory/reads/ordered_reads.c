@@ -51,7 +51,7 @@ typedef struct {
     double waited_s; /* of all calls of penstock_wait_for_read() */
     aio_context_t context;
     int wake;
-    bool is_closing, is_closed;
+    bool is_woken, is_closing, is_closed;
     pthread_mutex_t lock;
     pthread_cond_t ended;
 } ordered_reads;
@@ -151,6 +151,7 @@ static void *serve(void *argument) {
         uint64_t number;
         if (read(q->wake, &number, sizeof number) < 0 && errno != EINTR) break;
         pthread_mutex_lock(&q->lock);
+        q->is_woken = false;
         take_ends(q);
         if (!q->is_closing) begin(q);
         else if (!q->num_under_way) pthread_cond_broadcast(&q->ended);
@@ -194,9 +195,10 @@ EXPORT void penstock_give_read(ordered_reads *q, int ticket, int descriptor, int
     q->ranges[ticket] = (range){.descriptor = descriptor, .offset = offset, .address = address, .num_bytes = num_bytes};
     q->states[ticket] = WAITING;
     q->waiting[q->num_waiting++] = ticket;
-    const bool can_begin = q->num_under_way < q->depth;
+    const bool wakes = q->num_under_way < q->depth && !q->is_woken;
+    q->is_woken |= wakes;
     pthread_mutex_unlock(&q->lock);
-    if (can_begin) wake_thread(q);
+    if (wakes) wake_thread(q);
 }
 
 /* Whether a range was taken back of which no part has begun; its ticket is free then. */
