@@ -201,17 +201,23 @@ EXPORT void penstock_give_read(ordered_reads *q, int ticket, int descriptor, int
     if (wakes) wake_thread(q);
 }
 
-/* Whether a range was taken back of which no part has begun; its ticket is free then. */
+/* Takes back what has not begun of a range. 0: all parts have begun, and the range goes on. 1: no part has begun, and the ticket
+ * is free. 2: the range fails when the parts that are under way have ended. */
 EXPORT int penstock_take_read_back(ordered_reads *q, int ticket) {
+    int what = 0;
     pthread_mutex_lock(&q->lock);
-    const bool is_waiting = q->states[ticket] == WAITING;
-    for (int i = 0; is_waiting && i < q->num_waiting; i++)
+    for (int i = 0; !what && i < q->num_waiting; i++)
         if (q->waiting[i] == ticket) {
+            what = q->states[ticket] == WAITING ? 1 : 2;
             forget_waiting(q, i);
-            q->states[ticket] = FREE;
         }
+    if (what == 1) q->states[ticket] = FREE;
+    if (what == 2) {
+        q->ranges[ticket].has_failed = true;
+        end_if_done(q, ticket);
+    }
     pthread_mutex_unlock(&q->lock);
-    return is_waiting;
+    return what;
 }
 
 EXPORT int64_t penstock_num_ended_reads(ordered_reads *q) {

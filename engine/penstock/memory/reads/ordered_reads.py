@@ -16,6 +16,8 @@ from pathlib import Path
 #: Ranges that are given and not seen to end at the same time, and the states of their tickets (the C file).
 NUM_TICKETS = 64
 _FREE, _DONE = 0, 3
+#: What penstock_take_read_back() did.
+_TAKEN_BACK, _GIVEN_UP = 1, 2
 #: A range is read in parts, of which so many are under way: the next part is asked for before the last one
 #: has ended. Smaller parts would cost the computing threads more than they save.
 PART_BYTES, NUM_PARTS = 1 << 21, 2
@@ -61,6 +63,8 @@ class OrderedRead:
         self._num_bytes = num_bytes
         self._again: Callable[[], Future[int]] | None = again
         self._failure: BaseException | None = None
+        #: Nobody wants the range any more, which fails unless somebody asks for it again.
+        self.is_given_up = False
         #: When the read ended, by time.perf_counter(); 0 until exception() or result() was asked for.
         self.ended_s = 0.0
 
@@ -84,7 +88,8 @@ class OrderedRead:
             self.ended_s = self.reads.ended_s[self._ticket]
             has_failed = self.reads.states[self._ticket] != _DONE
             self.reads.free(self._ticket)
-            self._failure = again().exception() if has_failed else None
+            if has_failed:
+                self._failure = CancelledError() if self.is_given_up else again().exception()
         return self._failure
 
     def result(self) -> int:
@@ -95,11 +100,15 @@ class OrderedRead:
         return self._num_bytes
 
     def cancel(self) -> bool:
-        """Whether nothing of the range is read, now or later."""
-        if self._again is None or not self.reads.take_back(self._ticket):
+        """Whether nothing of the range is read, now or later. Otherwise the range is given up, if parts of it
+        have not begun: it ends when those that are under way have ended."""
+        if self._again is None or self.is_given_up:
             return False
-        self._again, self._failure = None, CancelledError()
-        return True
+        what = self.reads.take_back(self._ticket)
+        if what == _TAKEN_BACK:
+            self._again, self._failure = None, CancelledError()
+        self.is_given_up = what == _GIVEN_UP
+        return what == _TAKEN_BACK
 
     def wait_for_any(self) -> None:
         """Until this read or another one of the same reads has ended, if this one has not."""
@@ -132,12 +141,12 @@ class OrderedReads:
         self._library.penstock_give_read(self.address, ticket, descriptor, offset, address, num_bytes)
         return OrderedRead(self, ticket, num_bytes, again)
 
-    def take_back(self, ticket: int) -> bool:
-        """Whether a range was taken back of which nothing had begun."""
-        is_back = bool(self._library.penstock_take_read_back(self.address, ticket))
-        if is_back:
+    def take_back(self, ticket: int) -> int:
+        """Take back what has not begun of a range: _TAKEN_BACK, _GIVEN_UP, or 0 if all of it has begun."""
+        what: int = self._library.penstock_take_read_back(self.address, ticket)
+        if what == _TAKEN_BACK:
             self._free.append(ticket)
-        return is_back
+        return what
 
     def wait_for(self, ticket: int) -> None:
         while self.states[ticket] < _DONE:

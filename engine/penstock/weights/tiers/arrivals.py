@@ -198,7 +198,8 @@ class Arrivals:
         return sorted((each for each in under_way if each[2] in places), key=lambda each: places[each[2]])
 
     def cancel(self, key: UnitKey) -> bool:
-        """Whether a unit was taken back, with its slot, of which nothing is read."""
+        """Whether a unit was taken back, with its slot, of which nothing is read. Of a unit whose read has
+        begun, the rest is not read, and the read fails."""
         arrival = self.units[key]
         read = arrival.read
         if not isinstance(read, OrderedRead) or not read.cancel():
@@ -207,6 +208,12 @@ class Arrivals:
         self.clock.cancel()
         self.forget(key, arrival)
         return True
+
+    def revive(self, keys: Iterable[UnitKey]) -> None:
+        """These units are wanted: their reads, if they were given up, are made good when they have ended."""
+        for read in self._ordered:
+            if read.is_given_up and any(self.units[key].read is read for key in keys if key in self.units):
+                read.is_given_up = False
 
     def _count(self, read: Future[int] | OrderedRead) -> None:
         """A read has ended."""

@@ -161,6 +161,7 @@ class DemandTier:
         """A layer asks for these units, each once. A read that failed before anybody waited for it is tried
         once more."""
         with self.arrivals:
+            self.arrivals.revive(keys)
             early, self._early = self.settle(keys), set()
             there = self.slots.arrived(keys)
             for key in [key for key, _ in there if self.slots.has_failed(key)]:
