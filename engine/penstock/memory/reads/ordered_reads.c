@@ -78,9 +78,20 @@ static void end_if_done(ordered_reads *q, int ticket) {
     pthread_cond_broadcast(&q->ended);
 }
 
-static void forget_waiting(ordered_reads *q, int place) {
-    q->num_waiting--;
-    for (int i = place; i < q->num_waiting; i++) q->waiting[i] = q->waiting[i + 1];
+/* Nothing more of a range is begun. Returns whether something was still to begin. */
+static bool forget_waiting(ordered_reads *q, int ticket) {
+    int kept = 0;
+    for (int i = 0; i < q->num_waiting; i++)
+        if (q->waiting[i] != ticket) q->waiting[kept++] = q->waiting[i];
+    const bool was_waiting = kept < q->num_waiting;
+    q->num_waiting = kept;
+    return was_waiting;
+}
+
+static void fail(ordered_reads *q, int ticket) {
+    q->ranges[ticket].has_failed = true;
+    forget_waiting(q, ticket);
+    end_if_done(q, ticket);
 }
 
 /* Begins the next part of a range. Returns whether the system took it. */
@@ -104,12 +115,10 @@ static bool begin_part(ordered_reads *q, int ticket) {
 static void begin(ordered_reads *q) {
     while (q->num_waiting && q->num_under_way < q->depth) {
         const int ticket = q->waiting[0];
-        range *r = q->ranges + ticket;
+        const range *r = q->ranges + ticket;
         q->states[ticket] = BEGUN;
-        if (!r->has_failed && !begin_part(q, ticket)) r->has_failed = true;
-        if (!r->has_failed && r->num_begun_bytes < r->num_bytes) continue;
-        forget_waiting(q, 0);
-        end_if_done(q, ticket);
+        if (!begin_part(q, ticket)) fail(q, ticket);
+        else if (r->num_begun_bytes >= r->num_bytes) forget_waiting(q, ticket);
     }
 }
 
@@ -119,12 +128,11 @@ static void take_ends(ordered_reads *q) {
     const long number = syscall(SYS_io_getevents, q->context, 0L, (long)MOST_PARTS, events, &at_once);
     for (long i = 0; i < number; i++) {
         part *p = q->parts + events[i].data;
-        range *r = q->ranges + p->ticket;
-        if ((int64_t)events[i].res < p->num_bytes) r->has_failed = true;
-        r->num_under_way--, q->num_under_way--;
         const int ticket = p->ticket;
         p->ticket = -1;
-        end_if_done(q, ticket);
+        q->ranges[ticket].num_under_way--, q->num_under_way--;
+        if ((int64_t)events[i].res < p->num_bytes) fail(q, ticket);
+        else end_if_done(q, ticket);
     }
 }
 
@@ -206,16 +214,9 @@ EXPORT void penstock_give_read(ordered_reads *q, int ticket, int descriptor, int
 EXPORT int penstock_take_read_back(ordered_reads *q, int ticket) {
     int what = 0;
     pthread_mutex_lock(&q->lock);
-    for (int i = 0; !what && i < q->num_waiting; i++)
-        if (q->waiting[i] == ticket) {
-            what = q->states[ticket] == WAITING ? 1 : 2;
-            forget_waiting(q, i);
-        }
+    if (forget_waiting(q, ticket)) what = q->states[ticket] == WAITING ? 1 : 2;
     if (what == 1) q->states[ticket] = FREE;
-    if (what == 2) {
-        q->ranges[ticket].has_failed = true;
-        end_if_done(q, ticket);
-    }
+    if (what == 2) fail(q, ticket);
     pthread_mutex_unlock(&q->lock);
     return what;
 }
