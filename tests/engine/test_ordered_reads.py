@@ -1,5 +1,5 @@
-"""Reads that a thread of C begins one after the other: they bring what a file holds, in the order in which they
-were asked for, and what fails is read in the plain way. Their twin is DirectReader.submit()."""
+"""Reads that a thread of C begins one after the other: they bring what a file holds, in the order in which
+they were asked for, and what fails is read in the plain way. Their twin is DirectReader.submit()."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def queued(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files count as queued on every file system: where a read ends within the call that begins it, the thread
-    takes its end all the same."""
+    """Files count as queued on every file system: where a read ends within the call that begins it, the
+    thread takes its end all the same."""
     try:
         OrderedReads().close()
     except OSError as error:
@@ -72,7 +72,7 @@ def test_what_ends_early_is_read_in_the_plain_way_and_told(file: Path) -> None:
 
 
 def test_a_passing_fault_is_made_good(file: Path) -> None:
-    """A descriptor that can't be read, as the system would refuse a read: the range comes in the plain way."""
+    """The system refuses the read of a bad descriptor: the range comes in the plain way."""
     reads, buffer = OrderedReads(), aligned_buffer(PAGE)
     done = Future[int]()
     done.set_result(PAGE)
