@@ -87,7 +87,7 @@ class LayerWeights:
         if self.ask_arriving is not None:
             yield from self.ask_arriving(numbers)
             return
-        for group in self._ask(numbers, num_tokens):
+        for group in self.expert_groups(numbers, num_tokens):
             yield group, None
 
     def in_ram(self) -> LayerWeights:
