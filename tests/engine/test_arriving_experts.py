@@ -38,7 +38,7 @@ class FileReader:
     def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
         raise AssertionError("an ordered read serves")
 
-    def order(self, key: UnitKey, buffer: Tensor) -> OrderedRead | None:
+    def submit_ordered(self, key: UnitKey, buffer: Tensor) -> OrderedRead | None:
         assert key.expert is not None
         self.order_of.append(key.expert)
         return self.direct.order(self.file, key.expert * EXPERT_BYTES, EXPERT_BYTES, buffer)

@@ -33,9 +33,6 @@ class SplitReader:
     def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
         return self._thread.submit(self._read, key, buffer)
 
-    def order(self, key: UnitKey, buffer: Tensor) -> None:
-        """Halves are made of whole layers, on the thread."""
-
     def close(self) -> None:
         self._thread.shutdown()
         self._reader.close()

@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.memory.reads.ordered_reads import OrderedRead
 from penstock.metrics import Traffic
 from penstock.spec import UnitKey
-from penstock.weights.tiers.tier import Arrival, UnitReader
+from penstock.weights.tiers.tier import Arrival, OrderingReader, UnitReader
 
 #: Units that are being read at the same time: two keep the link busy, and a unit that is suddenly needed
 #: waits behind at most two others.
@@ -85,7 +85,11 @@ class Arrivals:
         self._changed = threading.Condition(self._lock)
         #: Reads that nobody watches yet.
         self._begun: list[Future[int]] = []
-        self._is_ordered = is_ordered
+        self._submit_ordered: Callable[[UnitKey, Tensor], OrderedRead | None] | None = None
+        if is_ordered and isinstance(reader, OrderingReader):
+            self._submit_ordered = reader.submit_ordered
+        #: Whether reads are ordered, by the last one; a reader may find that the system has no such reads.
+        self.is_ordered = self._submit_ordered is not None
         #: Ordered reads that have not been seen to end.
         self._ordered: list[OrderedRead] = []
 
@@ -139,6 +143,7 @@ class Arrivals:
         with self:  # reads, arrivals and tier refer to one another, which would keep all of them alive
             self.units.clear()
             self._ask = None
+            self._submit_ordered = None
 
     # ------------------------------------------------------------ with the lock held
 
@@ -150,7 +155,7 @@ class Arrivals:
         assert buffer is not None
         read: Future[int] | OrderedRead | None
         try:
-            read = self.reader.order(key, buffer) if self._is_ordered else None
+            read = self._submit_ordered(key, buffer) if self._submit_ordered else None
             if read is None:
                 read = self.reader.submit(key, buffer)
         except Exception as error:
@@ -159,6 +164,7 @@ class Arrivals:
             failed.set_exception(error)
         self.units[key] = Arrival(buffer, read, slot)
         self.clock.begin()
+        self.is_ordered = isinstance(read, OrderedRead)
         if isinstance(read, OrderedRead):
             self._ordered.append(read)
         else:

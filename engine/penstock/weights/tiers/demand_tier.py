@@ -61,7 +61,6 @@ class DemandTier:
         self.uses = uses
         self.policy = ExpertPolicy(self.num_slots, uses, pins)
         self.arrivals = Arrivals(reader, slots, self._ask, MAX_EXPERT_READS, is_ordered)
-        self.is_ordered = is_ordered
         self.slots = ExpertSlots(self.arrivals, self.policy)
         #: Units that began to arrive since the start, by stack and layer.
         self.num_arrived: dict[tuple[str, int], int] = {}
@@ -112,6 +111,11 @@ class DemandTier:
                     self.stall_s += arriving.waited_s
                 if num_taken_back == self._num_taken_back:
                     self._release(group, waiting)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether units are read one after the other."""
+        return self.arrivals.is_ordered
 
     @property
     def holds_all(self) -> bool:

@@ -79,7 +79,7 @@ class StoreReader:
             return self._thread.submit(self._read, key, buffer)
         return _derived(self._direct.submit(*found, buffer), self._store.units[key].layout, buffer)
 
-    def order(self, key: UnitKey, buffer: Tensor) -> OrderedRead | None:
+    def submit_ordered(self, key: UnitKey, buffer: Tensor) -> OrderedRead | None:
         found, layout = self._ranges[key], self._store.units[key].layout
         if found is None or self._direct is None or layout.num_stored_bytes != layout.num_bytes:
             return None
@@ -157,9 +157,6 @@ class LinkReader:
         future: Future[int] = Future()
         self._requests.put((key, buffer, future))
         return future
-
-    def order(self, key: UnitKey, buffer: Tensor) -> None:
-        """Copies have no order of their own to keep."""
 
     def close(self) -> None:
         self._requests.put(None)

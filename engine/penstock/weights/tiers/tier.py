@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -19,11 +19,16 @@ class UnitReader(Protocol):
     def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
         """Fill `buffer` (whole pages) with a unit; the result is the number of bytes read."""
 
-    def order(self, key: UnitKey, buffer: Tensor) -> OrderedRead | None:
-        """The same, behind all reads that were ordered before. None where submit() has to serve."""
-
     def close(self) -> None:
         """End the threads. The caller waits first for the reads that it submitted."""
+
+
+@runtime_checkable
+class OrderingReader(UnitReader, Protocol):
+    """A reader that can bring one unit after the other."""
+
+    def submit_ordered(self, key: UnitKey, buffer: Tensor) -> OrderedRead | None:
+        """What submit() does, behind all reads that were ordered before. None where submit() has to serve."""
 
 
 @dataclass
