@@ -40,7 +40,8 @@ endef
 
 # torch is installed first and alone: with the other packages, pip could choose another, much larger build.
 $(INSTALLED): pyproject.toml setup.py clients/python/pyproject.toml docker/constraints.txt \
-		$(wildcard engine/penstock/kernels/cpu.c engine/penstock/kernels/cpu/*.h engine/penstock/kernels/cpu/*/*.[ch])
+		$(wildcard engine/penstock/kernels/cpu.c engine/penstock/kernels/cpu/*.h engine/penstock/kernels/cpu/*/*.[ch] \
+			engine/penstock/memory/reads/*.c)
 	$(PYTHON) -m venv $(CLEAR) $(VENV)
 	$(REMOVE_FORMER)
 	$(PIP_INSTALL) $(TORCH)

@@ -46,6 +46,18 @@ def extension(name: str, flags: list[str]) -> Extension:
     )
 
 
+def reads() -> Extension:
+    """Reads that a thread of C begins, by calls that Linux alone has."""
+    return Extension(
+        "penstock.memory.reads._ordered_reads",
+        sources=["engine/penstock/memory/reads/ordered_reads.c"],
+        extra_compile_args=FLAGS,
+        extra_link_args=["-pthread"],
+        optional=not os.environ.get("PENSTOCK_ALL_KERNELS"),
+        py_limited_api=True,
+    )
+
+
 class Wheel(bdist_wheel):
     """A wheel for one system and processor, and for any Python."""
 
@@ -61,6 +73,9 @@ if platform.system() == "Darwin":
 BUILDS = MACHINES.get(MACHINE, {}) | {"generic": []}
 setup(
     cmdclass={"bdist_wheel": Wheel},
-    ext_modules=[extension(name, flags) for name, flags in BUILDS.items()],
+    ext_modules=[
+        *(extension(name, flags) for name, flags in BUILDS.items()),
+        *([reads()] if platform.system() == "Linux" else []),
+    ],
     options={"build_ext": {"parallel": os.cpu_count()}},  # the builds at the same time
 )

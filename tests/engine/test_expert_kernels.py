@@ -3,7 +3,8 @@ and the reference's numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Collection, Sequence
 
 import pytest
 import torch
@@ -88,3 +89,59 @@ def test_experts_are_chosen_as_torch_sorts(build: str, least_sum: float | None) 
             expected = PlainExperts(ReferenceKernels()).choose(values, ranked, num_chosen, least_sum, 2.5)
             assert torch.equal(found.experts, expected.experts)
             assert torch.equal(found.scores.nan_to_num(7.0), expected.scores.nan_to_num(7.0))
+
+
+class Reads:
+    """Arriving experts whose reads end when they are waited for; those of `failing` fail, and are good once
+    they are settled. Before that, an expert's scales are NaN."""
+
+    def __init__(self, given: Sequence[ExpertRows], number: int, failing: Collection[int]) -> None:
+        self._scales = [expert.down.scale for expert, _, _ in given[-number:]]
+        self._there = [scale.clone() for scale in self._scales]
+        for scale in self._scales:
+            scale.fill_(torch.nan)
+        self._failing = set(failing)
+        self.settled: list[int] = []
+        self._function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)(
+            self._wait
+        )
+        self.wait, self.reads = ctypes.cast(self._function, ctypes.c_void_p).value or 0, 0
+
+    def __len__(self) -> int:
+        return len(self._scales)
+
+    def tickets(self) -> list[int]:
+        return [-1 if index in self.settled else index for index in range(len(self))]
+
+    def settle(self, index: int) -> None:
+        self.settled.append(index)
+        self._scales[index].copy_(self._there[index])
+
+    def _wait(self, _: object, ticket: int, is_patient: int) -> int:
+        if ticket in self._failing:
+            return -1
+        if is_patient or ticket % 2:
+            self._scales[ticket].copy_(self._there[ticket])
+            return 1
+        return 0
+
+
+@pytest.mark.parametrize("build", compiled_builds())
+@pytest.mark.parametrize("num_arriving", [1, 4, 6])
+@pytest.mark.parametrize("failing", [(), (0,), (2, 3), (5,)])
+def test_experts_that_arrive_are_experts_that_are_there(
+    build: str, num_arriving: int, failing: tuple[int, ...]
+) -> None:
+    kernels = NativeKernels(build=build)
+    for rows in ((1,) * 6, (2, 1, 9, 1, 3, 1), (40,) * 6):
+        total = sum(rows)
+        x, tokens = torch.randn(50, HIDDEN), torch.randint(0, 50, (total,))
+        given = experts(["int8"] * 6, rows)
+        expected = torch.full((total, HIDDEN), torch.nan)
+        kernels.experts.compute(x, tokens, given, "silu", expected)
+        for own in (kernels.experts, PlainExperts(kernels)):
+            y, reads = torch.full((total, HIDDEN), torch.nan), Reads(given, num_arriving, failing)
+            own.compute(x, tokens, given, "silu", y, reads)
+            assert torch.equal(y, expected)
+            if own is kernels.experts and total < 40:
+                assert reads.settled == [index for index in failing if index < num_arriving]

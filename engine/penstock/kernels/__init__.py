@@ -18,7 +18,15 @@ from penstock.kernels.cuda.kept_check import check_card
 from penstock.kernels.cuda.kernels import CudaKernels
 from penstock.kernels.cuda.launcher import CudaLauncher
 from penstock.kernels.cuda.nvrtc import INSTALL_NVRTC, compile_kernels, find_nvrtc
-from penstock.kernels.experts import ExpertKernels, ExpertRows, GatedExpert, PlainExperts, Routed
+from penstock.kernels.experts import (
+    Arriving,
+    ExpertKernels,
+    ExpertRows,
+    GatedExpert,
+    PlainExperts,
+    Routed,
+    settle_all,
+)
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.operands import (
@@ -45,6 +53,7 @@ logger = logging.getLogger(__name__)
 
 __all__ = [
     "ActivationFunction",
+    "Arriving",
     "AttentionSpec",
     "BatchLayout",
     "ClampedGate",
@@ -72,6 +81,7 @@ __all__ = [
     "StackedMatrix",
     "StateSlots",
     "choose_kernels",
+    "settle_all",
     "expected_traits",
     "fingerprint",
     "native_build",

@@ -123,7 +123,8 @@ def open_library(path: Path) -> ctypes.CDLL:
             )
         function.argtypes, function.restype = types, None
     library.penstock_set_num_threads.restype = library.penstock_has_tiles.restype = _I
-    library.penstock_read.restype, library.penstock_tune.restype = _N, _I
+    library.penstock_read.restype = library.penstock_gated_experts.restype = _N
+    library.penstock_tune.restype = _I
     library.penstock_write_kv.restype = library.penstock_attention_sublayer.restype = _I
     return library
 
@@ -143,7 +144,7 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_activation": (_P, _N, _N, _N, _I, _F, _F, _I, _P),
     "penstock_router_scores": (_P, _N, _N, _N, _P, _P, _N, _I, _P),
     "penstock_choose_experts": (_P, _P, _N, _N, _N, _I, _F, _F, _P, _P),
-    "penstock_gated_experts": (_P, _N, _P, _P, _N, _I, _F, _F, _I, _P, _P),
+    "penstock_gated_experts": (_P, _N, _P, _P, _N, _I, _F, _F, _I, _P, _P, _N, _P, _P, _P),
     "penstock_weighted_sum": (_P, _P, _P, _N, _N, _N, _P),
     "penstock_add_low_rank": (_P, _N, _N, _P, _N, _P, _N, _P, _N, _P, _N, _P, _N),
     "penstock_rope": (_P, _N, _N, _N, _N, _N, _P, _P, _I),

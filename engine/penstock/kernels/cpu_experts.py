@@ -10,11 +10,20 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.expert_records import ExpertRecord, padded_rows, scratch_bytes
-from penstock.kernels.experts import ExpertCalls, ExpertRows, PlainExperts, Routed
+from penstock.kernels.experts import (
+    Arriving,
+    ExpertCalls,
+    ExpertRows,
+    PlainExperts,
+    Routed,
+    settle_all,
+)
 from penstock.kernels.operands import GatedFunction, address, gated_code
 
 #: Padded rows of one call if several experts have them, so that the scratch memory stays small.
 MOST_ROWS = 256
+#: Bytes of an expert as experts.h reads it.
+_RECORD_BYTES = 48
 #: An expert's record, its first row and the end of its rows.
 _Given = tuple[ExpertRecord, int, int]
 
@@ -47,19 +56,52 @@ class NativeExperts:
         experts: Sequence[ExpertRows],
         function: GatedFunction,
         y: Tensor,
+        arriving: Arriving | None = None,
     ) -> None:
         given = [(expert.native, first, end) for expert, first, end in experts]
         if any(record is None for record, _, _ in given):
-            self._plain.compute(x, tokens, experts, function, y)
+            self._plain.compute(x, tokens, experts, function, y, arriving)
             return
-        for some, num_padded in _in_calls(cast(list[_Given], given)):
+        calls = list(_in_calls(cast(list[_Given], given)))
+        if arriving is not None and len(calls) == 1:
+            self._compute_arriving(x, tokens, *calls[0], function, y, arriving)
+            return
+        settle_all(arriving)
+        for some, num_padded in calls:
             scratch = torch.empty(
                 scratch_bytes(len(some), num_padded, max(record.row_bytes for record, _, _ in some)) // 4
             )
             self._library.penstock_gated_experts(
                 x.data_ptr(), x.stride(0), tokens.data_ptr(), _in_memory(some), len(some),
                 *gated_code(function), self._activation_bits, y.data_ptr(), scratch.data_ptr(),
+                len(some), None, None, None,
             )  # fmt: skip
+
+    def _compute_arriving(
+        self,
+        x: Tensor,
+        tokens: Tensor,
+        experts: Sequence[_Given],
+        num_padded: int,
+        function: GatedFunction,
+        y: Tensor,
+        arriving: Arriving,
+    ) -> None:
+        """compute() of experts that one call takes."""
+        scratch = torch.empty(scratch_bytes(len(experts), num_padded, experts[0][0].row_bytes) // 4)
+        num_there, records, code = len(experts) - len(arriving), _in_memory(experts), gated_code(function)
+        tickets, first = arriving.tickets(), 0
+        while first < len(experts):
+            begun = max(0, first - num_there)
+            first += self._library.penstock_gated_experts(
+                x.data_ptr(), x.stride(0), tokens.data_ptr(), ctypes.byref(records, first * _RECORD_BYTES),
+                len(experts) - first, *code, self._activation_bits, y.data_ptr(), scratch.data_ptr(),
+                max(0, num_there - first), (ctypes.c_int32 * len(tickets))(*tickets[begun:]), arriving.wait,
+                arriving.reads,
+            )  # fmt: skip
+            if first < len(experts):
+                arriving.settle(first - num_there)
+                tickets = arriving.tickets()
 
     def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None) -> Tensor:
         (num_tokens, num_ranks), width = rows.shape, parts.shape[1]

@@ -33,6 +33,29 @@ class GatedExpert:
 ExpertRows = tuple[GatedExpert, int, int]
 
 
+class Arriving(Protocol):
+    """The reads of the last experts of a call, whose weights arrive one after the other in their order."""
+
+    #: Addresses for C: what tells of the end of a read (the wait_fn of experts.h), and its first argument.
+    wait: int
+    reads: int
+
+    def __len__(self) -> int: ...
+
+    def tickets(self) -> list[int]:
+        """The number of each read for `wait`; -1: it has ended. Raises what reading raised."""
+
+    def settle(self, index: int) -> None:
+        """Wait for one of the reads. Raises what reading raised."""
+
+
+def settle_all(arriving: Arriving | None) -> None:
+    """Wait for all of these reads. Raises what reading raised."""
+    for index in range(len(arriving) if arriving is not None else 0):
+        assert arriving is not None
+        arriving.settle(index)
+
+
 class Routed(NamedTuple):
     """The experts of each token, best first."""
 
@@ -58,10 +81,12 @@ class ExpertKernels(Protocol):
         experts: Sequence[ExpertRows],
         function: GatedFunction,
         y: Tensor,
+        arriving: Arriving | None = None,
     ) -> None:
         """Each expert's results, written to its rows of y [num_rows, out_features]. Row r of an expert is row
         tokens[r] of x [num_tokens, in_features]; `tokens` is int64 [num_rows]. A result has the bits of
-        linear() and gated_activation(), in any company."""
+        linear() and gated_activation(), in any company. The weights of the last experts, as many as
+        `arriving` has, are there when their reads have ended. Raises what reading raised."""
 
     def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None) -> Tensor:
         """The sum over r of parts[rows[t, r]] * scores[t, r], for each token t: parts [num_rows, width], rows
@@ -102,9 +127,12 @@ class PlainExperts:
         experts: Sequence[ExpertRows],
         function: GatedFunction,
         y: Tensor,
+        arriving: Arriving | None = None,
     ) -> None:
-        kernels = self._kernels
-        for expert, first, end in experts:
+        kernels, num_there = self._kernels, len(experts) - (len(arriving) if arriving is not None else 0)
+        for index, (expert, first, end) in enumerate(experts):
+            if arriving is not None and index >= num_there:
+                arriving.settle(index - num_there)
             rows = kernels.linear(x[tokens[first:end]], expert.gate_up, expert.gate_up_bias)
             inner = kernels.gated_activation(rows, function)
             y[first:end] = kernels.linear(inner, expert.down, expert.down_bias)

@@ -16,7 +16,7 @@ import mmap
 import os
 import threading
 from concurrent.futures import Future
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -33,6 +33,7 @@ from penstock.memory.reads.block_reads import (
     Range,
     ThreadedBlocks,
 )
+from penstock.memory.reads.ordered_reads import OrderedRead, OrderedReads
 from penstock.memory.reads.queued_reads import is_queued
 
 logger = logging.getLogger(__name__)
@@ -124,6 +125,14 @@ class DirectReader:
     def _queue(self) -> QueuedBlocks:
         return QueuedBlocks(self._depth)
 
+    @cached_property
+    def _ordered(self) -> OrderedReads | None:
+        try:
+            return OrderedReads()
+        except OSError as error:
+            logger.debug("reads are not ordered: %s", error)
+            return None
+
     def __enter__(self) -> DirectReader:
         return self
 
@@ -138,8 +147,7 @@ class DirectReader:
         The result is num_bytes. The future, or this call, raises CorruptFile if the file ends early, can't be
         read, or was changed since it was first read.
         """
-        if offset % PAGE or buffer.data_ptr() % PAGE or buffer.numel() < round_up(num_bytes):
-            raise ValueError(f"offset {offset} or the buffer of {buffer.numel()} bytes is not in whole pages")
+        _check_range(offset, num_bytes, buffer)
         whole = Range(self._open(path), Future(), num_bytes)
         address = buffer.data_ptr()
         starts = range(0, num_bytes, self._block_bytes)
@@ -153,10 +161,21 @@ class DirectReader:
         self._reads_of(whole.file).put(blocks)
         return whole.future
 
+    def order(self, path: Path, offset: int, num_bytes: int, buffer: Tensor) -> OrderedRead | None:
+        """What submit() does, behind all ranges that were ordered before: one range after the other, by a
+        thread of C. One thread at a time orders, and asks for ends. None: the system has no such reads, or
+        not of this file."""
+        _check_range(offset, num_bytes, buffer)
+        file = self._open(path)
+        if not file.is_queued or self._preadv is not None or self._ordered is None or not num_bytes:
+            return None
+        again = partial(self.submit, path, offset, num_bytes, buffer)
+        return self._ordered.give(file.descriptor, offset, buffer.data_ptr(), num_bytes, again)
+
     def close(self) -> None:
         """Wait for all submitted reads, and end the threads."""
-        for name in ("_queue", "_threads"):
-            reads: BlockReads | None = self.__dict__.pop(name, None)
+        for name in ("_ordered", "_queue", "_threads"):
+            reads: BlockReads | OrderedReads | None = self.__dict__.pop(name, None)
             if reads is not None:
                 reads.close()
         while self._files:
@@ -168,16 +187,10 @@ class DirectReader:
 
     def _open(self, path: Path) -> OpenFile:
         try:
-            with self._lock:  # several threads submit
-                file = self._files.get(path)
-                if file is None:
-                    descriptor, is_direct = _open_direct(path, self._direct_devices)
-                    status = os.fstat(descriptor)
-                    can_queue = is_direct and is_queued(descriptor)
-                    file = OpenFile(
-                        path, descriptor, is_direct, can_queue, status.st_size, status.st_mtime_ns
-                    )
-                    self._files[path] = file
+            file = self._files.get(path)
+            if file is None:
+                with self._lock:  # several threads submit
+                    file = self._files.get(path) or self._opened(path)
             status = os.fstat(file.descriptor)
         except OSError as error:
             raise CorruptFile(f"{path} can't be read: {error.strerror}") from error
@@ -188,6 +201,15 @@ class DirectReader:
             )
         return file
 
+    def _opened(self, path: Path) -> OpenFile:
+        """With the lock held: open a file. Raises OSError."""
+        descriptor, is_direct = _open_direct(path, self._direct_devices)
+        status = os.fstat(descriptor)
+        can_queue = is_direct and is_queued(descriptor)
+        file = OpenFile(path, descriptor, is_direct, can_queue, status.st_size, status.st_mtime_ns)
+        self._files[path] = file
+        return file
+
     def _reads_of(self, file: OpenFile) -> BlockReads:
         with self._lock:
             if file.is_queued and self._preadv is None:
@@ -196,6 +218,11 @@ class DirectReader:
                 except OSError as error:  # the system has no queue to spare
                     logger.debug("reads are not queued: %s", error)
             return self._threads
+
+
+def _check_range(offset: int, num_bytes: int, buffer: Tensor) -> None:
+    if offset % PAGE or buffer.data_ptr() % PAGE or buffer.numel() < round_up(num_bytes):
+        raise ValueError(f"offset {offset} or the buffer of {buffer.numel()} bytes is not in whole pages")
 
 
 def _open_direct(path: Path, devices: set[int]) -> tuple[int, bool]:

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from penstock.kernels import ActivationFunction, GatedFunction, Kernels, Routed
+from penstock.kernels import ActivationFunction, Arriving, GatedFunction, Kernels, Routed, settle_all
 from penstock.model.architecture import linear_tensors
 from penstock.model.family import Family
 from penstock.model.layers import gated_mlp, mlp
@@ -24,8 +24,8 @@ from penstock.weights.tensors import TensorSpec
 MOST_GUESSED_TOKENS = 4
 #: An expert that is in memory: its weights, its first row and the end of its rows.
 LentExpert = tuple[LayerWeights, int, int]
-#: What experts compute: (kernels, x, tokens, experts, y), as ExpertKernels.compute() has it.
-ComputeExperts = Callable[[Kernels, Tensor, Tensor, Sequence[LentExpert], Tensor], None]
+#: What experts compute: (kernels, x, tokens, experts, y, arriving), as ExpertKernels.compute() has it.
+ComputeExperts = Callable[[Kernels, Tensor, Tensor, Sequence[LentExpert], Tensor, Arriving | None], None]
 
 
 @dataclass(frozen=True)
@@ -146,16 +146,22 @@ class Mixture:
         return self.activation
 
     def compute(
-        self, kernels: Kernels, x: Tensor, tokens: Tensor, experts: Sequence[LentExpert], y: Tensor
+        self,
+        kernels: Kernels,
+        x: Tensor,
+        tokens: Tensor,
+        experts: Sequence[LentExpert],
+        y: Tensor,
+        arriving: Arriving | None = None,
     ) -> None:
         """ComputeExperts"""
         if not self.has_gate:
             one_by_one(lambda weights, rows: self._plain(kernels, weights, rows))(
-                kernels, x, tokens, experts, y
+                kernels, x, tokens, experts, y, arriving
             )
             return
         given = [(weights.gated, first, end) for weights, first, end in experts]
-        kernels.experts.compute(x, tokens, given, self.function, y)
+        kernels.experts.compute(x, tokens, given, self.function, y, arriving)
 
     def _plain(self, kernels: Kernels, weights: LayerWeights, x: Tensor) -> Tensor:
         """An expert without a gate."""
@@ -188,7 +194,7 @@ def _guess(kernels: Kernels, weights: LayerWeights, x: Tensor, routing: Routing)
     """Guess the experts of the next layer: its router on the input of this layer's router. The hidden state
     changes little from layer to layer."""
     behind = weights.next_experts
-    if behind is None or len(x) > MOST_GUESSED_TOKENS:
+    if behind is None or x.shape[0] > MOST_GUESSED_TOKENS:
         return
     following = behind.weights()
     if following is not None and "router" in following:
@@ -221,8 +227,14 @@ def one_by_one(compute: Callable[[LayerWeights, Tensor], Tensor]) -> ComputeExpe
     the same shape."""
 
     def compute_all(
-        kernels: Kernels, x: Tensor, tokens: Tensor, experts: Sequence[LentExpert], y: Tensor
+        kernels: Kernels,
+        x: Tensor,
+        tokens: Tensor,
+        experts: Sequence[LentExpert],
+        y: Tensor,
+        arriving: Arriving | None = None,
     ) -> None:
+        settle_all(arriving)
         for weights, first, end in experts:
             y[first:end] = compute(weights, x[tokens[first:end]])
 
@@ -248,11 +260,12 @@ def blend(
     if scales_inputs:
         x, tokens = x[tokens] * routed.scores.view(-1, 1)[order], torch.arange(len(order), device=x.device)
     parts = x.new_empty(len(order), x.shape[1])
-    for group in weights.expert_groups(list(spans), [end - first for first, end in spans.values()]):
+    num_tokens = [end - first for first, end in spans.values()]
+    for group, arriving in weights.arriving_groups(list(spans), num_tokens):
         if meanwhile is not None:
             meanwhile()
             meanwhile = None
-        compute(kernels, x, tokens, [(expert, *spans[number]) for number, expert in group], parts)
+        compute(kernels, x, tokens, [(expert, *spans[number]) for number, expert in group], parts, arriving)
     return kernels.experts.add(parts, rows, None if scales_inputs else routed.scores)
 
 
@@ -260,7 +273,7 @@ def _order(experts: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[int, tuple[int
     """The places of `experts` (int64 [num_tokens, num_chosen], counted row by row), sorted by expert; for
     each place, where it is now, [num_tokens, num_chosen]; the token of each sorted place; and for each expert
     that is needed, where its places begin and end."""
-    if len(experts) == 1:
+    if experts.shape[0] == 1:
         numbers = experts[0].tolist()
         order, rows, tokens, places = _order_of_one(len(numbers), experts.device)
         return order, rows, tokens, dict(zip(numbers, places, strict=True))

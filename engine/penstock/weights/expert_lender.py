@@ -7,6 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
+from penstock.kernels import Arriving
 from penstock.memory.lane import Handover, Link
 from penstock.spec import UnitKey
 from penstock.weights.layer_weights import ExpertGroup, LayerWeights
@@ -80,6 +81,21 @@ class ExpertLender:
                     for _, arrival in group:
                         self._link.release(arrival.buffer)
             stalled_before = tier.stall_s
+
+    @property
+    def lends_arriving(self) -> bool:
+        """Whether experts can be lent while they are read."""
+        return self._tier.is_ordered and self._in_ram is None
+
+    def arriving_groups(
+        self, layer: UnitKey, numbers: Sequence[int]
+    ) -> Iterator[tuple[ExpertGroup, Arriving | None]]:
+        """LayerWeights.arriving_groups() of a layer."""
+        tier, stalled_before, group = self._tier, self._tier.stall_s, Group()
+        for group, arriving in tier.gather_arriving(self._keys_of(layer, numbers)):
+            yield [(key.expert or 0, self._weights(key, arrival)) for key, arrival in group], arriving
+        if group:  # the host's link only counts, and what was waited for is known afterwards
+            self._link.acquire(group[0][1].buffer, tier.stall_s - stalled_before)
 
     @property
     def takes_guesses(self) -> bool:

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from penstock.kernels import GatedExpert, Matrix, PlanesTensor, SplitMatrix
+from penstock.kernels import Arriving, GatedExpert, Matrix, PlanesTensor, SplitMatrix
 from penstock.weights.adapters.adapted import Adapted
 from penstock.weights.tensors import ModelTensors, UnitLayout
 
@@ -18,6 +18,7 @@ from penstock.weights.tensors import ModelTensors, UnitLayout
 ExpertGroup = list[tuple[int, "LayerWeights"]]
 #: Numbers of experts, and how many tokens each is for -> these experts, in the order in which they are there.
 AskForExperts = Callable[[Sequence[int], Sequence[int]], Iterator[ExpertGroup]]
+AskForArriving = Callable[[Sequence[int]], Iterator[tuple[ExpertGroup, "Arriving | None"]]]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class LayerWeights:
         self.vector: Callable[[str], Tensor] = vectors.__getitem__
         #: None: there are no experts, or nobody takes guesses.
         self.next_experts: NextExperts | None = None
+        #: arriving_groups() of a layer; None: experts are lent when they are there.
+        self.ask_arriving: AskForArriving | None = None
         #: A vector that some models have and others lack, such as a bias.
         self.optional: Callable[[str], Tensor | None] = vectors.get
 
@@ -75,6 +78,17 @@ class LayerWeights:
         Experts that the processor computes beside a card come before all others, as matrices in_ram(), and
         are valid until no more groups come; then the last group is empty."""
         return self._ask(numbers, num_tokens)
+
+    def arriving_groups(
+        self, numbers: Sequence[int], num_tokens: Sequence[int]
+    ) -> Iterator[tuple[ExpertGroup, Arriving | None]]:
+        """What expert_groups() brings; a group may end with experts that are still being read, with their
+        reads. Whoever has computed a group has waited for all of them."""
+        if self.ask_arriving is not None:
+            yield from self.ask_arriving(numbers)
+            return
+        for group in self.expert_groups(numbers, num_tokens):
+            yield group, None
 
     def in_ram(self) -> LayerWeights:
         """The same weights, whose matrices the processor computes beside a card."""

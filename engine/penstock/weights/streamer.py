@@ -165,6 +165,8 @@ class LayerStreamer:
             )
             self._views[place] = weights.with_lower_planes(lower[0]) if lower else weights
             self._views[place].next_experts = self._behind(keys[0])
+            if self._lender is not None and self._lender.lends_arriving:
+                self._views[place].ask_arriving = partial(self._lender.arriving_groups, keys[0])
         return self._views[place]
 
     def _in_ram(self, key: UnitKey) -> Tensor:

@@ -101,7 +101,7 @@ static void compute_products(products *all, int64_t num_rows, int64_t num_thread
 
 /* Row r of an expert is row tokens[r] of x; the expert's result for it is row r of y. All experts have matrices of the same
  * sizes. expert_records.py says how large `scratch` is. */
-EXPORT void penstock_gated_experts(const float *x, int64_t x_stride, const int64_t *tokens, const expert *experts,
+static void gated_experts(const float *x, int64_t x_stride, const int64_t *tokens, const expert *experts,
                                    int64_t num_experts, int kind, float sharpness, float limit, int activation_bits, float *y,
                                    void *scratch) {
     const int64_t hidden = experts[0].down->out_features, width = experts[0].down->in_features;
@@ -133,6 +133,25 @@ EXPORT void penstock_gated_experts(const float *x, int64_t x_stride, const int64
         to = plan_product(p, e->down, e->down_bias, y + hidden * e->first, e->end - e->first, activation_bits, to);
     }
     compute_products(&all, num_rows, threads);
+}
+
+/* Says of a read whether its bytes are there (1), will never be (-1), or are on their way and the caller is not patient (0). */
+typedef int (*wait_fn)(void *reads, int ticket, int is_patient);
+
+/* gated_experts() of the first `num_there` experts, and then of the others in their order, each as soon as the read with its
+ * ticket (below 0: none) has ended. Returns how many experts were computed: all up to the first one whose read has failed. */
+EXPORT int64_t penstock_gated_experts(const float *x, int64_t x_stride, const int64_t *tokens, const expert *experts,
+                                      int64_t num_experts, int kind, float sharpness, float limit, int activation_bits, float *y,
+                                      void *scratch, int64_t num_there, const int32_t *tickets, wait_fn wait, void *reads) {
+    for (int64_t first = 0, end = num_there; first < num_experts; first = end) {
+        for (; end < num_experts; end++) {
+            const int ticket = tickets[end - num_there];
+            if (ticket >= 0 && wait(reads, ticket, end == first) <= 0) break;
+        }
+        if (end == first) return first;
+        gated_experts(x, x_stride, tokens, experts + first, end - first, kind, sharpness, limit, activation_bits, y, scratch);
+    }
+    return num_experts;
 }
 
 typedef struct {

@@ -14,7 +14,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from penstock.kernels.experts import ExpertCalls, ExpertKernels, ExpertRows, Routed
+from penstock.kernels.experts import (
+    Arriving,
+    ExpertCalls,
+    ExpertKernels,
+    ExpertRows,
+    Routed,
+    settle_all,
+)
 from penstock.kernels.operands import GatedFunction, Matrix
 from penstock.kernels.shared.handover import Handover
 from penstock.kernels.shared.split_matrix import SplitMatrix
@@ -63,7 +70,9 @@ class SharedExperts:
         experts: Sequence[ExpertRows],
         function: GatedFunction,
         y: Tensor,
+        arriving: Arriving | None = None,
     ) -> None:
+        settle_all(arriving)
         in_ram = [each for each in experts if isinstance(each[0].gate_up, SplitMatrix)]
         if self._begun is not None and self._begun.y is not y:
             self._begun = None  # of a step that was given up

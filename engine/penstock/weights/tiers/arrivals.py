@@ -8,14 +8,15 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 from torch import Tensor
 
+from penstock.memory.reads.ordered_reads import OrderedRead
 from penstock.metrics import Traffic
 from penstock.spec import UnitKey
-from penstock.weights.tiers.tier import Arrival, UnitReader
+from penstock.weights.tiers.tier import Arrival, OrderingReader, UnitReader
 
 #: Units that are being read at the same time: two keep the link busy, and a unit that is suddenly needed
 #: waits behind at most two others.
@@ -36,20 +37,27 @@ class ReadClock:
             self._busy_since = time.perf_counter()
         self.num_reads += 1
 
-    def end(self, read: Future[int]) -> None:
+    def end(self, read: Future[int] | OrderedRead) -> None:
         self.num_reads -= 1
+        failure = read.exception()
         if self.num_reads == 0:
-            self.traffic.busy_s += time.perf_counter() - self._busy_since
-        if read.exception() is None:
+            ended_s = read.ended_s if isinstance(read, OrderedRead) else time.perf_counter()
+            self.traffic.busy_s += max(0.0, ended_s - self._busy_since)
+        if failure is None:
             self.traffic.num_bytes += read.result()
         else:
             self.num_failures += 1
+
+    def cancel(self) -> None:
+        """A read that had not begun was taken back, beside others that go on."""
+        self.num_reads -= 1
 
 
 class Arrivals:
     """`with arrivals:` holds the lock. When the block ends, reads that began in the block and have ended
     already are counted in a loop: each of them may begin the next read, and a thousand reads that fail at
-    once must not nest a thousand calls. The other reads are watched: _on_end() takes the lock."""
+    once must not nest a thousand calls. Other reads are watched: _on_end() takes the lock. Of ordered reads
+    nobody tells: those that have ended are counted when the lock is taken."""
 
     def __init__(
         self,
@@ -57,9 +65,11 @@ class Arrivals:
         slots: Sequence[Tensor],
         ask: Callable[[], object] | None = None,
         max_reads: int = MAX_READS,
+        is_ordered: bool = False,
     ) -> None:
         """`slots` are lent to one unit after the other. `ask` is called with the lock held when a read has
-        ended, to begin the next ones. At most `max_reads` units are read at the same time."""
+        ended, to begin the next ones. At most `max_reads` units are read at the same time. `is_ordered`: one
+        after the other, where the reader can do so; then one thread at a time uses the units."""
         self.reader = reader
         self.units: dict[UnitKey, Arrival] = {}
         self.free_slots = list(range(len(slots)))
@@ -75,12 +85,21 @@ class Arrivals:
         self._changed = threading.Condition(self._lock)
         #: Reads that nobody watches yet.
         self._begun: list[Future[int]] = []
+        self._submit_ordered: Callable[[UnitKey, Tensor], OrderedRead | None] | None = None
+        if is_ordered and isinstance(reader, OrderingReader):
+            self._submit_ordered = reader.submit_ordered
+        #: Whether reads are ordered, by the last one; a reader may find that the system has no such reads.
+        self.is_ordered = self._submit_ordered is not None
+        #: Ordered reads that have not been seen to end.
+        self._ordered: list[OrderedRead] = []
 
     def __enter__(self) -> None:
         self._lock.acquire()
+        if self._ordered:
+            self._count_ordered()
 
     def __exit__(self, *exc: object) -> None:
-        under_way = []
+        under_way = list[Future[int]]()
         try:
             while self._begun:
                 read = self._begun.pop(0)
@@ -92,6 +111,13 @@ class Arrivals:
             self._lock.release()
         for read in under_way:
             read.add_done_callback(self._on_end)
+
+    def _count_ordered(self) -> None:
+        ended = [read for read in self._ordered if read.done()]
+        if ended:
+            self._ordered = [read for read in self._ordered if read not in ended]
+            for read in ended:
+                self._count(read)
 
     @property
     def can_read(self) -> bool:
@@ -108,6 +134,8 @@ class Arrivals:
         """Read nothing more, and wait for what is being read into our buffers."""
         self.stop()
         with self:
+            while self._ordered:
+                self.wait()
             reads = [arrival.read for arrival in self.units.values()]
         for read in reads:
             read.exception()
@@ -115,6 +143,7 @@ class Arrivals:
         with self:  # reads, arrivals and tier refer to one another, which would keep all of them alive
             self.units.clear()
             self._ask = None
+            self._submit_ordered = None
 
     # ------------------------------------------------------------ with the lock held
 
@@ -124,15 +153,22 @@ class Arrivals:
         slot = None if own_buffer is not None else self.free_slots.pop(0)
         buffer = self._slots[slot] if slot is not None else own_buffer
         assert buffer is not None
+        read: Future[int] | OrderedRead | None
         try:
-            read = self.reader.submit(key, buffer)
+            read = self._submit_ordered(key, buffer) if self._submit_ordered else None
+            if read is None:
+                read = self.reader.submit(key, buffer)
         except Exception as error:
             self.is_closed = self.is_closed or sys.is_finalizing()
-            read = Future()
-            read.set_exception(error)
+            read = failed = Future[int]()
+            failed.set_exception(error)
         self.units[key] = Arrival(buffer, read, slot)
         self.clock.begin()
-        self._begun.append(read)
+        self.is_ordered = isinstance(read, OrderedRead)
+        if isinstance(read, OrderedRead):
+            self._ordered.append(read)
+        else:
+            self._begun.append(read)
 
     def forget(self, key: UnitKey, arrival: Arrival) -> None:
         """Give the unit's slot back, if nobody else who met the same error did so before."""
@@ -145,13 +181,47 @@ class Arrivals:
     def wait(self) -> None:
         """Until something has changed."""
         assert not self._begun, "nobody would be told of the ends of these reads"
-        self._changed.wait()
+        if not self._ordered:
+            self._changed.wait()
+            return
+        read = self._ordered[0]
+        self._lock.release()
+        try:
+            read.wait_for_any()
+        finally:
+            self._lock.acquire()
+        self._count_ordered()
 
     def changed(self) -> None:
         """Wake all who wait()."""
         self._changed.notify_all()
 
-    def _count(self, read: Future[int]) -> None:
+    def coming(self, keys: Iterable[UnitKey]) -> list[tuple[UnitKey, Arrival, OrderedRead]]:
+        """Those of these units that ordered reads are bringing, in the order of the reads."""
+        found = [(key, self.units[key]) for key in keys if key in self.units]
+        under_way = [(key, each, each.read) for key, each in found if isinstance(each.read, OrderedRead)]
+        places = {read: place for place, read in enumerate(self._ordered)}
+        return sorted((each for each in under_way if each[2] in places), key=lambda each: places[each[2]])
+
+    def cancel(self, key: UnitKey) -> bool:
+        """Whether a unit was taken back, with its slot, of which nothing is read. Of a unit whose read has
+        begun, the rest is not read, and the read fails."""
+        arrival = self.units[key]
+        read = arrival.read
+        if not isinstance(read, OrderedRead) or not read.cancel():
+            return False
+        self._ordered.remove(read)
+        self.clock.cancel()
+        self.forget(key, arrival)
+        return True
+
+    def revive(self, keys: Iterable[UnitKey]) -> None:
+        """These units are wanted: their reads, if they were given up, are made good when they have ended."""
+        for read in self._ordered:
+            if read.is_given_up and any(self.units[key].read is read for key in keys if key in self.units):
+                read.is_given_up = False
+
+    def _count(self, read: Future[int] | OrderedRead) -> None:
         """A read has ended."""
         self.clock.end(read)
         if self._ask is not None:

@@ -13,8 +13,10 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from torch import Tensor
 
 from penstock.memory.pools import MemoryPool
+from penstock.memory.reads.ordered_reads import OrderedRead
 from penstock.spec import UnitKey
 from penstock.weights.tiers.arrivals import Arrivals, take_back
+from penstock.weights.tiers.arriving_reads import ArrivingReads
 from penstock.weights.tiers.expected_units import ExpectedUnits
 from penstock.weights.tiers.expert_policy import ExpertPolicy
 from penstock.weights.tiers.expert_slots import ExpertSlots
@@ -27,6 +29,9 @@ MAX_EXPERT_READS = 16
 #: A guessed unit is read while fewer reads than these are under way: what the next layer really asks for
 #: then waits for one wrong guess at most.
 MAX_EARLY_READS = 1
+#: The same where reads are ordered: guessed units that wait behind all others, and are taken back when the
+#: layer asks for others before their reads have begun.
+MAX_EARLY_ORDERED = 3
 #: Units that are lent together, with their keys.
 Group = list[tuple[UnitKey, Arrival]]
 
@@ -42,9 +47,10 @@ class DemandTier:
         num_slots: int,
         uses: UseCounts[UnitKey],
         pins: bool = False,
+        is_ordered: bool = False,
     ) -> None:
         """`sizes` are the units' bytes in whole pages; `pool` has room for pool_bytes(); the tier counts
-        `uses`. `pins`: see ExpertPolicy."""
+        `uses`. `pins`: see ExpertPolicy. `is_ordered`: units are read one after the other (Arrivals)."""
         if num_slots < 1:
             raise ValueError("units that are asked for need a slot")
         self.num_slots = min(num_slots, len(sizes))
@@ -54,7 +60,7 @@ class DemandTier:
         slots = [pool.allocate(f"expert.{index}", slot_bytes) for index in range(self.num_slots)]
         self.uses = uses
         self.policy = ExpertPolicy(self.num_slots, uses, pins)
-        self.arrivals = Arrivals(reader, slots, self._ask, MAX_EXPERT_READS)
+        self.arrivals = Arrivals(reader, slots, self._ask, MAX_EXPERT_READS, is_ordered)
         self.slots = ExpertSlots(self.arrivals, self.policy)
         #: Units that began to arrive since the start, by stack and layer.
         self.num_arrived: dict[tuple[str, int], int] = {}
@@ -89,6 +95,27 @@ class DemandTier:
                 # Who was thought to be gone and comes back late takes nothing from the next user.
                 if num_taken_back == self._num_taken_back:
                     self._release(group, waiting)
+
+    def gather_arriving(self, keys: Sequence[UnitKey]) -> Iterator[tuple[Group, ArrivingReads | None]]:
+        """What gather() brings, of ordered reads: the first group has all units that are there, and then
+        those that are being read, with their reads, for which the user waits."""
+        waiting, num_taken_back = dict.fromkeys(keys), self._num_taken_back
+        self._want(waiting)
+        while waiting:
+            group, coming = self._take_coming(waiting)
+            arriving = ArrivingReads(coming) if coming else None
+            try:
+                yield group, arriving
+            finally:
+                if arriving is not None:
+                    self.stall_s += arriving.waited_s
+                if num_taken_back == self._num_taken_back:
+                    self._release(group, waiting)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether units are read one after the other."""
+        return self.arrivals.is_ordered
 
     @property
     def holds_all(self) -> bool:
@@ -138,6 +165,7 @@ class DemandTier:
         """A layer asks for these units, each once. A read that failed before anybody waited for it is tried
         once more."""
         with self.arrivals:
+            self.arrivals.revive(keys)
             early, self._early = self.settle(keys), set()
             there = self.slots.arrived(keys)
             for key in [key for key, _ in there if self.slots.has_failed(key)]:
@@ -163,6 +191,22 @@ class DemandTier:
                     self.arrivals.wait()
         self.stall_s += time.perf_counter() - started
         return group
+
+    def _take_coming(self, waiting: dict[UnitKey, None]) -> tuple[Group, list[OrderedRead]]:
+        """What _take() lends, and behind it those of these units that are being read, with their reads. Waits
+        only if there are neither."""
+        with self.arrivals:
+            if self.arrivals.is_closed:
+                raise RuntimeError("the engine was closed while its experts were in use")
+            group = self._lend(waiting)
+            self._wanted = waiting
+            self._ask(takes_pinned=not group)
+            coming = self.arrivals.coming(waiting) if len(waiting) <= MAX_EXPERT_READS else []
+            for key, arrival, _ in coming:
+                del waiting[key]
+                arrival.is_lent = True
+        group += [(key, arrival) for key, arrival, _ in coming]
+        return group or self._take(waiting), [read for *_, read in coming]
 
     # ------------------------------------------------------------ with the lock of the arrivals held
 
@@ -195,7 +239,7 @@ class DemandTier:
             self._begin(key)
             has_begun = True
         for key in self.expected.to_read():
-            if self.arrivals.is_closed or self.arrivals.clock.num_reads >= MAX_EARLY_READS:
+            if self.arrivals.is_closed or not self._can_read_early:
                 break
             if not self.slots.make_room(self._kept(), self._num_in_sweep, takes_pinned=False):
                 break
@@ -203,9 +247,18 @@ class DemandTier:
             self.expected.begin(key)
         return has_begun
 
+    @property
+    def _can_read_early(self) -> bool:
+        if self.is_ordered:
+            return self.arrivals.can_read and self.expected.num_begun < MAX_EARLY_ORDERED
+        return self.arrivals.clock.num_reads < MAX_EARLY_READS
+
     def settle(self, keys: Collection[UnitKey]) -> set[UnitKey]:
         """The layer asks: nothing is guessed any more. Returns the units of these whose reads have begun
         early, until they are asked for."""
+        for key in self.expected.begun_beside(keys):
+            if key in self.arrivals.units and self.slots.cancel(key):
+                self.expected.cancel(key)
         self._early = self.expected.settle(keys) | self._early.intersection(keys)
         return self._early
 

@@ -42,9 +42,22 @@ class ExpectedUnits(Generic[Key]):
         """What to read early, in the order of the guesses. Nothing while guesses come true too rarely."""
         return iter([key for key in self._missing if key not in self._begun] if self.pays else ())
 
+    @property
+    def num_begun(self) -> int:
+        return len(self._begun)
+
     def begin(self, key: Key) -> None:
         self._begun.add(key)
         self.num_read += 1
+
+    def begun_beside(self, asked: Collection[Key]) -> list[Key]:
+        """Wrong guesses whose reads have begun."""
+        return [key for key in self._begun if key not in asked]
+
+    def cancel(self, key: Key) -> None:
+        """Nothing was read of a unit whose read had begun."""
+        self._begun.discard(key)
+        self.num_read -= 1
 
     def settle(self, asked: Collection[Key]) -> set[Key]:
         """The layer asks. Returns the units of these whose reads have begun early."""

@@ -51,6 +51,13 @@ class ExpertSlots:
         self._there.discard(key)
         self._arrivals.forget(key, self._arrivals.units[key])
 
+    def cancel(self, key: UnitKey) -> bool:
+        """Whether an expert gave up its slot of which nothing was read yet."""
+        is_cancelled = self._arrivals.cancel(key)
+        if is_cancelled:
+            self._policy.remove(key)
+        return is_cancelled
+
     def make_room(self, wanted: Container[UnitKey], num_in_sweep: int, takes_pinned: bool) -> bool:
         """Whether a slot is free, if need be the slot of an expert that is not used and not `wanted`. A sweep
         asks for about `num_in_sweep` experts. `takes_pinned`: nothing is lent whose slot could be waited

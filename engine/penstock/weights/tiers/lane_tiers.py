@@ -62,7 +62,15 @@ class LaneTiers:
             if experts:
                 below = LinkReader(self._experts[-1], lane.link) if index else reader
                 pins = bool(index and expert_rates)
-                own = DemandTier(experts, below, pool, plan.num_expert_slots, uses.copy(), pins)
+                own = DemandTier(
+                    experts,
+                    below,
+                    pool,
+                    plan.num_expert_slots,
+                    uses.copy(),
+                    pins,
+                    is_ordered=len(plans) == 1,
+                )
                 self._experts.append(own)
         #: The tiers where layers are computed. A model without experts has no tier of experts.
         self.nearest = self._dense[-1]

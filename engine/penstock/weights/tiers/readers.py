@@ -12,6 +12,7 @@ from torch import Tensor
 from penstock.errors import ConfigError
 from penstock.memory.direct_io import DirectReader, aligned_buffer
 from penstock.memory.lane import Link
+from penstock.memory.reads.ordered_reads import OrderedRead
 from penstock.spec import UnitKey
 from penstock.weights.conversion.converted_config import converted_config
 from penstock.weights.file_range import FileRange
@@ -77,6 +78,12 @@ class StoreReader:
         if found is None or self._direct is None:
             return self._thread.submit(self._read, key, buffer)
         return _derived(self._direct.submit(*found, buffer), self._store.units[key].layout, buffer)
+
+    def submit_ordered(self, key: UnitKey, buffer: Tensor) -> OrderedRead | None:
+        found, layout = self._ranges[key], self._store.units[key].layout
+        if found is None or self._direct is None or layout.num_stored_bytes != layout.num_bytes:
+            return None
+        return self._direct.order(*found, buffer)
 
     def begin(self, tensors: tuple[TensorSpec, ...]) -> Callable[[], LayerWeights]:
         """Begin to read embedding or head into memory of its own. The function that is returned waits for the

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from penstock.memory.reads.ordered_reads import OrderedRead
 from penstock.spec import UnitKey
 from penstock.weights.layer_weights import LayerWeights
 
@@ -22,12 +23,20 @@ class UnitReader(Protocol):
         """End the threads. The caller waits first for the reads that it submitted."""
 
 
+@runtime_checkable
+class OrderingReader(UnitReader, Protocol):
+    """A reader that can bring one unit after the other."""
+
+    def submit_ordered(self, key: UnitKey, buffer: Tensor) -> OrderedRead | None:
+        """What submit() does, behind all reads that were ordered before. None where submit() has to serve."""
+
+
 @dataclass
 class Arrival:
     """A unit in memory, or on its way there."""
 
     buffer: Tensor
-    read: Future[int]
+    read: Future[int] | OrderedRead
     #: The staging slot; None if the unit has a buffer of its own.
     slot: int | None
     is_lent: bool = False
