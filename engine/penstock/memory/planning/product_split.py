@@ -12,10 +12,6 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: Seconds from the card to the processor and back, for each product: an event, a copy of the activations, a
-#: function on the host, a worker that wakes up, a copy of the result. Assumed; nobody has measured this on a
-#: card yet.
-CROSSING_S = 100e-6
 #: Products of a layer that wait for each other: queries, keys and values; attention's output; gate and up;
 #: down.
 PRODUCTS_PER_LAYER = 4

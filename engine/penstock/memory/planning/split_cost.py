@@ -8,7 +8,6 @@ from penstock.config import EngineConfig
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.product_split import (
-    CROSSING_S,
     PRODUCTS_PER_LAYER,
     SplitStep,
     whole_share,
@@ -62,7 +61,7 @@ def split_work(
         1 / card_s,
         1 / processor_s if processor_s else float("inf"),
         LAYER_OVERHEAD_S * num_layers,
-        CROSSING_S * PRODUCTS_PER_LAYER * num_layers,
+        lane.crossing_s * PRODUCTS_PER_LAYER * num_layers,
     )
     return SplitWork(step, _whole(step))
 

@@ -15,7 +15,6 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from penstock.memory.hardware import HardwareProfile, ProductRates
-from penstock.memory.planning.product_split import CROSSING_S
 from penstock.memory.planning.product_times import product_s
 from penstock.spec import ExpertFootprint
 
@@ -50,7 +49,7 @@ class ExpertRates:
     processor_s: Callable[[float], float]
     card_s: Callable[[float], float]
     #: Seconds on the way from the card to the processor and back, in a layer.
-    crossings_s: float = CROSSINGS_PER_LAYER * CROSSING_S
+    crossings_s: float
 
     @property
     def move_s(self) -> float:
@@ -130,6 +129,7 @@ def expert_rates(
         hardware.memory_read_gbps * 1e9,
         lambda num_tokens: CALLS_S + processor(rows_per_token * num_tokens),
         lambda num_tokens: card(rows_per_token * num_tokens),
+        CROSSINGS_PER_LAYER * lane.crossing_s,
     )
 
 
