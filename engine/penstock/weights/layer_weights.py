@@ -4,7 +4,7 @@ formats nor where bytes come from."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -98,7 +98,11 @@ class LayerWeights:
 
     def joined(self, name: str, matrix: Matrix) -> LayerWeights:
         """The same weights with one more matrix."""
-        return LayerWeights(self._tensors | {name: matrix}, self._ask)
+        return self.with_matrices({name: matrix})
+
+    def with_matrices(self, matrices: Mapping[str, Matrix]) -> LayerWeights:
+        """The same weights with these matrices, some of which may be in place of others."""
+        return LayerWeights({**self._tensors, **matrices}, self._ask)
 
     def adapted_by(self, adapted: Adapted) -> LayerWeights:
         """The same weights, with adapters for some of a step's rows."""
