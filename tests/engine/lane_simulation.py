@@ -3,7 +3,7 @@
 Nothing here knows the formula. A step goes through its layers in order. A layer's products run one after the
 other; the card's part and the processor's part of a product run side by side, and both must be done before
 the next product. The link brings layers ahead, into a ring of slots; it reads the RAM first, and the
-processor reads with the rest of the RAM's rate.
+processor reads with the rest of the RAM's rate. Experts that move go first.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ def step_seconds(
             link.run(part)
             time, seconds = time + part, seconds - part
 
+    moving_s = step.moved_bytes / step.link_bps / num_layers
     for layer in range(num_layers):
-        idle(step.other_s / num_layers)
+        idle(step.other_s / num_layers - moving_s)
+        time += moving_s  # the link brings experts, and nothing of the rest
         while link.brought < (layer + 1) * streamed - 1e-6:
             idle(link.seconds_to((layer + 1) * streamed))
         for _ in range(num_products):

@@ -126,7 +126,8 @@ class CudaKernels(PlainRecurrences):
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
         num_tokens, num_heads, head_dim = x.shape
-        assert x.stride()[1:] == (head_dim, 1)
+        # A single head, such as a latent's, may be part of a wider row.
+        assert x.stride(2) == 1 and (num_heads == 1 or x.stride(1) == head_dim)
         self._launcher.launch(
             "rope", (num_tokens,), THREADS,
             x, x.stride(0), num_heads, head_dim, cos.shape[1], cos, sin, is_interleaved,
