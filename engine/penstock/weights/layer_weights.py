@@ -72,8 +72,9 @@ class LayerWeights:
         have arrived meanwhile. Computing with a group hides the reading of the next ones. A group's weights
         are valid until the next group is asked for. Raises what reading raised.
 
-        Experts that the processor computes beside a card come before all others, as matrices in_ram(), and
-        are valid until no more groups come; then the last group is empty."""
+        Experts that the processor computes beside a card, as matrices in_ram(), come before all others or, if
+        they come from the disk, behind them. They are valid until no more groups come. An empty group follows
+        them: behind the others, and behind each group from the disk."""
         return self._ask(numbers, num_tokens)
 
     def in_ram(self) -> LayerWeights:
