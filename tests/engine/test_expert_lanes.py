@@ -177,13 +177,13 @@ def test_planned_experts_are_those_of_a_step() -> None:
     rates = expert_rates(EXPERTS, MACHINE, 2)
     assert rates is not None
     for num_tokens in (1, 8, 64):
-        demand, _, num_passes = planned_lanes(EXPERTS, rates, num_tokens, 1000, 6144)
+        demand, _, num_passes, _ = planned_lanes(EXPERTS, rates, num_tokens, 1000, 6144)
         assert demand.num_in_ram <= num_passes <= 48 * min(MOST_TOKENS, 8 * num_tokens)
         assert demand.num_in_ram > 0 and demand.num_in_ram + demand.num_missing < demand.num_asked
         assert demand.num_from_disk == pytest.approx(0, abs=1e-6)
-        some, _, _ = planned_lanes(EXPERTS, rates, num_tokens, 1000, 3000)
+        some, *_ = planned_lanes(EXPERTS, rates, num_tokens, 1000, 3000)
         assert some.num_missing >= some.num_from_disk > 0 and some.num_in_ram < demand.num_in_ram
-    whole, seconds, _ = planned_lanes(EXPERTS, rates, 8, 6144, 6144)
+    whole, seconds, *_ = planned_lanes(EXPERTS, rates, 8, 6144, 6144)
     assert whole.num_in_ram == whole.num_missing == seconds == 0
 
 
@@ -248,6 +248,6 @@ def test_drawn_steps_take_what_is_planned(num_tokens: int, gain: float) -> None:
         number = rates.choose(missing, card_s).num_moved
         shared += simulated(rates, missing, set(range(number)), card_s) * 48 / num_layers
         moved += simulated(rates, missing, set(range(len(missing))), card_s) * 48 / num_layers
-    demand, processor_s, _ = planned_lanes(EXPERTS, rates, num_tokens, num_slots, EXPERTS.count)
+    demand, processor_s, *_ = planned_lanes(EXPERTS, rates, num_tokens, num_slots, EXPERTS.count)
     assert max(processor_s, demand.num_missing * rates.move_s) == pytest.approx(shared, rel=0.25)
     assert moved > gain * shared

@@ -59,7 +59,9 @@ def expert_window(
         (experts.num_bytes * demand.num_missing, hardware.lane.link_gbps),
         (experts.num_bytes * demand.num_from_disk, hardware.disk.read_gbps if hardware.disk else 0.0),
     )
-    reading_s = max(amount / rate / 1e9 if rate else 0.0 for amount, rate in amounts)
+    link_s, disk_s = (amount / rate / 1e9 if rate else 0.0 for amount, rate in amounts)
+    behind_s = lanes.behind_disk_s if lanes else _behind_disk_s(experts, hardware, demand.num_from_disk)
+    reading_s = max(link_s, disk_s + (behind_s if disk_s else 0.0))
     products_s = _products_s(experts, hardware, demand, rows_per_token * num_tokens)
     return ExpertWindow(demand, reading_s, processor_s, num_passes, products_s)
 
@@ -71,6 +73,15 @@ def _lanes(
     if rates is None:
         return None
     return planned_lanes(experts, rates, num_tokens, plan.num_expert_slots, plan.num_host_expert_slots)
+
+
+def _behind_disk_s(experts: ExpertFootprint, hardware: HardwareProfile, num_from_disk: float) -> float:
+    """What layers wait for the last expert from the disk, which moves to a card when it is in RAM: meanwhile
+    the disk has nothing to do, since the next layer's experts are not known."""
+    if not hardware.lane.link_gbps:
+        return 0.0
+    num_moves = min(num_from_disk, experts.count / experts.per_layer)
+    return num_moves * experts.num_bytes / hardware.lane.link_gbps / 1e9
 
 
 def _products_s(

@@ -20,6 +20,8 @@ class PlannedLanes(NamedTuple):
     processor_s: float = 0.0
     #: How often a token passes through an expert that the processor computes.
     num_passes: float = 0.0
+    #: What layers wait for the last expert from the disk when it is in RAM.
+    behind_disk_s: float = 0.0
 
     def of(self, num_in_ram: float) -> tuple[float, float]:
         """The processor's seconds and passes if it computes so many experts in place of those that are
@@ -62,11 +64,13 @@ def planned_lanes(
         num_layers * _count(coming),
         num_layers * num_in_ram,
     )
+    last_s = rates.alone_s(coming[0]) if stays else rates.move_s
+    behind_disk_s = num_layers * min(1.0, _count(coming)) * last_s if coming else 0.0
     seconds = sum(each.number * rates.alone_s(each) for each in staying)
     if computed:
         seconds += rates.crossings_s + rates.processor_window_s(computed, rates.move_s * _count(moved))
     num_passes = num_layers * sum(each.number * each.num_tokens for each in (*computed, *staying))
-    return PlannedLanes(demand, num_layers * seconds, num_passes)
+    return PlannedLanes(demand, num_layers * seconds, num_passes, behind_disk_s)
 
 
 def _count(experts: Sequence[ExpertLoad]) -> float:
