@@ -28,7 +28,7 @@ from penstock.memory.kept_tuning import tuning_of
 from penstock.memory.lane import find_lane
 from penstock.memory.machine_rates import Measure, hardware_profile, machine_key
 from penstock.memory.other_work import is_busy, now, others_share
-from penstock.memory.rates import device_gbps, measure_disk, memory_read_gbps
+from penstock.memory.rates import crossing_s, device_gbps, measure_disk, memory_read_gbps
 
 #: Products are measured with each of these numbers of tokens. They go through several matrices in turn, which
 #: together are larger than any last-level cache.
@@ -65,6 +65,7 @@ def measure_hardware(
                 measure,
                 device_kernels=f"{fingerprint(config, device)} on {card_identity(device)}",
                 device=functools.partial(device_rates, config, device, cache_folder),
+                crossing_s=functools.partial(crossing_s, lane),
             )
         spill_folder = None if config.spill_folder is None else Path(config.spill_folder)
         profile = hardware_profile(

@@ -324,8 +324,8 @@ class ModelFootprint:
     encoder_elements: int = 0
     #: The dense units that are lower planes, by their places in layer_bytes.
     lower_planes: frozenset[int] = frozenset()
-    #: The matrices of each layer: (output channels, bytes of a channel). (): a card and the processor can't
-    #: share the model's products.
+    #: The matrices of each layer whose products a card and the processor can share: (output channels, bytes
+    #: of a channel). (): the model has none.
     matrices: tuple[tuple[tuple[int, int], ...], ...] = ()
     #: Each layer is two units: what a card keeps of it, and the rest. The rests are the `lower_planes`.
     is_split: bool = False

@@ -3,7 +3,7 @@
 Nothing here knows the formula. A step goes through its layers in order. A layer's products run one after the
 other; the card's part and the processor's part of a product run side by side, and both must be done before
 the next product. The link brings layers ahead, into a ring of slots; it reads the RAM first, and the
-processor reads with the rest of the RAM's rate.
+processor reads with the rest of the RAM's rate. Experts that move go first.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ def step_seconds(
             link.run(part)
             time, seconds = time + part, seconds - part
 
+    moving_s = step.moved_bytes / step.link_bps / num_layers
     for layer in range(num_layers):
-        idle(step.other_s / num_layers)
+        idle(step.other_s / num_layers - moving_s)
+        time += moving_s  # the link brings experts, and nothing of the rest
         while link.brought < (layer + 1) * streamed - 1e-6:
             idle(link.seconds_to((layer + 1) * streamed))
         for _ in range(num_products):
@@ -85,16 +87,33 @@ def step_seconds(
 
 
 def experts_seconds(
-    rates: ExpertRates, experts: list[tuple[float, float]], moved: set[int], card_s: float
+    rates: ExpertRates,
+    experts: list[tuple[float, float]],
+    moved: set[int],
+    card_s: float,
+    coming: list[tuple[float, float]] | None = None,
+    stays: bool = False,
 ) -> float:
     """Seconds of a layer's experts that lie in RAM, each with its seconds on the processor and on the card,
     of which some are `moved`. The link brings these one after the other. The card computes each when it is
     there, after its own experts (`card_s`). The processor computes the others one after the other, and reads
-    with what the link leaves of the RAM's rate."""
-    link_s = len(moved) * rates.num_bytes / rates.link_bps
+    with what the link leaves of the RAM's rate.
+
+    The disk brings the `coming` experts to RAM, one after the other. Either each of them moves to the card as
+    soon as it is there and the link has brought the others. Or it `stays`, and the processor computes each
+    when it is there, the link has brought the others, and the processor has nothing else to do."""
+    move_s = rates.num_bytes / rates.link_bps
+    link_s = len(moved) * move_s
     card_free = card_s
     for place, number in enumerate(sorted(moved), 1):
-        card_free = max(card_free, place * rates.num_bytes / rates.link_bps) + experts[number][1]
+        card_free = max(card_free, place * move_s) + experts[number][1]
+    arrivals = [
+        (place * rates.num_bytes / rates.disk_bps, each) for place, each in enumerate(coming or (), 1)
+    ]
+    link_free = link_s
+    for arrival_s, (_, on_card) in () if stays else arrivals:
+        link_free = max(link_free, arrival_s) + move_s
+        card_free = max(card_free, link_free) + on_card
     others = [own for number, (own, _) in enumerate(experts) if number not in moved]
     time = rates.crossings_s if others else 0.0
     for own in others:
@@ -102,4 +121,7 @@ def experts_seconds(
         slow = min(rate, max(0.0, rates.memory_bps - rates.link_bps)) / rate
         beside_link = max(0.0, link_s - time)
         time += own / slow if own <= slow * beside_link else own + (1 - slow) * beside_link
+    time = max(time, link_s) if stays else time
+    for arrival_s, (own, _) in arrivals if stays else ():
+        time = max(time, arrival_s) + rates.crossings_s + own
     return max(time, card_free)

@@ -23,6 +23,7 @@ from penstock.config import EngineConfig
 from penstock.engine import Completion
 from penstock.errors import CapacityError, ConfigError
 from penstock.kv_disk.fingerprint import arithmetic
+from penstock.memory import rates
 from penstock.memory.hardware import DeviceProfile, KernelProfile, capacities
 from penstock.memory.lane import find_lane
 from penstock.memory.machine_rates import Measure
@@ -194,15 +195,34 @@ def test_rates_are_measured_on_the_card_and_kept_for_it(monkeypatch: pytest.Monk
     monkeypatch.setattr(measure, "_kernel_profile", lambda *_: KernelProfile(None))
     monkeypatch.setattr(measure, "device_gbps", lambda device: (1.0, device))
     monkeypatch.setattr(measure, "_device_gops", lambda config, device, _: device)
+    crossings = list[torch.device]()
+    monkeypatch.setattr(measure, "crossing_s", lambda lane: crossings.append(lane.torch_device))
     for number in (0, 1):
         with engines.card_with_kernels(number=number, num_cards=2) as card:
             measure.measure_hardware(None, EngineConfig(device=f"cuda:{number}"))
             found, device = asked[-1]
+            assert found.crossing_s is not None
+            found.crossing_s()
             assert found.device() == {
                 "memory_gbps": 1.0, "host_to_device_gbps": card.device, "int8_gops": card.device
             }  # fmt: skip
             assert device.name == "Pretended GTX 1060" and not card.strayed
+            assert crossings[-1] == torch.device("cuda", number)
     assert asked[0][0].device_kernels != asked[1][0].device_kernels
+
+
+def test_a_crossing_is_measured_with_a_handover(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows really go to the processor and back, one after the other."""
+    with engines.card_with_kernels() as card, contextlib.closing(find_lane("cuda")) as lane:
+        handover, rows = lane.handover(), list[int]()
+        begin = handover.begin
+
+        def counted(x: torch.Tensor, out_features: int, compute: Any) -> torch.Tensor:
+            return begin(x, out_features, lambda each: rows.append(len(each)) or compute(each))
+
+        monkeypatch.setattr(handover, "begin", counted)
+        assert rates.crossing_s(lane, rounds=1) > 0
+        assert rows == [1] * 2 * rates.NUM_CROSSINGS and not card.races.found
 
 
 def test_a_card_that_is_not_there(model: Path) -> None:

@@ -8,13 +8,21 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from penstock.errors import CapacityError
 from penstock.memory import kept_rates, machine_rates, rates
-from penstock.memory.hardware import DiskProfile, ProductRates, free_memory_bytes, num_physical_cores
+from penstock.memory.hardware import (
+    CROSSING_S,
+    DeviceProfile,
+    DiskProfile,
+    ProductRates,
+    free_memory_bytes,
+    num_physical_cores,
+)
 from penstock.memory.machine_rates import Measure, hardware_profile, kept_shares
 from penstock.memory.other_work import Moment
 from penstock.memory.pools import MemoryPool
@@ -273,6 +281,40 @@ def test_a_disk_that_is_read_in_another_way_is_another_disk() -> None:
         vars(DiskProfile(rate, 4, 4, is_direct)) for rate, is_direct in ((2.4, True), (1.0, False))
     )
     assert kept_rates.better(direct, cached) == cached and not kept_rates.far_below(direct, cached)
+
+
+CARD = DeviceProfile("card", (6, 1), 1, 1, 0.0, 0.0, 0.0, 1)
+
+
+def test_the_way_from_a_card_and_back_is_measured_once(tmp_path: Path) -> None:
+    """A file of an earlier Penstock does not have it: then this alone is measured."""
+    cache, rates = (
+        tmp_path / "hardware.json",
+        {"memory_gbps": 3.0, "host_to_device_gbps": 2.0, "int8_gops": 1.0},
+    )
+    before = replace(IDLE, device=lambda: rates)
+    profile = hardware_profile(None, before, cache, device=CARD)
+    assert profile.device is not None and profile.device.crossing_s == 0.0
+    assert profile.lane.crossing_s == CROSSING_S, "assumed"
+    times = [30e-6, 50e-6, 20e-6]
+    measure = Measure("k", no_rate, no_rate, no_rate, device=no_rate, crossing_s=times.pop)
+    for _ in range(2):
+        profile = hardware_profile(None, measure, cache, device=CARD)
+        assert profile.device == replace(CARD, **rates, crossing_s=20e-6) and profile.lane.crossing_s == 20e-6
+    assert times == [30e-6, 50e-6] and replace(profile, device=None).lane.crossing_s == 0.0
+    for _ in range(2):  # of two measurements, the faster one is kept
+        hardware_profile(None, replace(before, crossing_s=times.pop), cache, is_forced=True, device=CARD)
+    assert hardware_profile(None, measure, cache, device=CARD).lane.crossing_s == 20e-6
+
+
+def no_rate(*_: object) -> Any:
+    raise AssertionError("a rate that is kept is not measured")
+
+
+def test_a_way_back_that_takes_longer_is_told() -> None:
+    fast, slow = {"crossing_s": 30e-6}, {"crossing_s": 50e-6}
+    assert kept_rates.far_below(fast, slow) == ["50 us to the processor and back instead of 30"]
+    assert not kept_rates.far_below(slow, fast) and not kept_rates.far_below(fast, {"crossing_s": 35e-6})
 
 
 def test_measuring_anew_forgets_no_other_disk(tmp_path: Path) -> None:

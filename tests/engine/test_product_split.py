@@ -43,17 +43,22 @@ def simulated(step: SplitStep, share: float) -> float:
     return lane_simulation.step_seconds(step, share, LAYERS, PRODUCTS)
 
 
+@pytest.mark.parametrize("experts_s", [(0.0, 0.0), (0.1, 0.0), (0.1, 0.05), (0.3, 0.3)])
 @pytest.mark.parametrize("num_tokens", [1, 8, 16, 32, 64, 128])
-def test_the_formula_finds_the_best_share_of_a_simulated_step(num_tokens: int) -> None:
-    """Shares are tried one by one. Streaming alone is the share of 1, without crossings."""
+def test_the_formula_finds_the_best_share_of_a_simulated_step(
+    num_tokens: int, experts_s: tuple[float, float]
+) -> None:
+    """Shares are tried one by one. Streaming alone is the share of 1, without crossings. `experts_s`: for
+    which the step waits for experts, and for which the link brings some."""
     step = solar_on_a_gtx_1060(num_tokens)
+    step = replace(step, other_s=experts_s[0], moved_bytes=experts_s[1] * step.link_bps)
     found = simulated(step, whole_share(step.best_share()))
     best = min(simulated(step, share / 40) for share in range(41))
     alone = simulated(step, 1.0)
     assert found <= 1.05 * best
     assert found <= alone
     assert found == pytest.approx(step.seconds(step.best_share()), rel=0.05)
-    if num_tokens <= 16:
+    if num_tokens <= 16 and not experts_s[0]:
         assert alone / found >= 3
 
 
@@ -66,15 +71,17 @@ def test_no_share_is_better_than_the_closed_form() -> None:
     """Of any machine: weak and strong processors, links and memories."""
     draw = random.Random(0)
     for _ in range(300):
+        other_s, link = draw.choice((0.0, draw.uniform(0, 0.1))), draw.uniform(0.5, 60) * GB
         step = SplitStep(
             kept_bytes=draw.choice((0.0, draw.uniform(0, 20) * GB)),
             rest_bytes=draw.uniform(0.01, 20) * GB,
-            link_bps=draw.uniform(0.5, 60) * GB,
+            link_bps=link,
             memory_bps=draw.choice((float("inf"), draw.uniform(5, 200) * GB)),
             card_bps=draw.uniform(1, 2000) * GB,
             processor_bps=draw.uniform(0.1, 200) * GB,
-            other_s=draw.choice((0.0, draw.uniform(0, 0.1))),
+            other_s=other_s,
             crossings_s=draw.choice((0.0, draw.uniform(0, 0.05))),
+            moved_bytes=draw.uniform(0, 1) * other_s * link,
         )
         assert step.seconds(step.best_share()) <= 1.0001 * min(step.seconds(i / 200) for i in range(201))
 

@@ -24,11 +24,13 @@ from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.operands import ClampedGate, GatedFunction
 from penstock.kernels.shared.shared_experts import SharedExperts
 from penstock.memory.handover.cuda_handover import CudaHandover
-from penstock.memory.hardware import DeviceProfile, HardwareProfile, capacities
+from penstock.memory.hardware import DeviceProfile, DiskProfile, HardwareProfile, capacities
 from penstock.memory.planning import plan as plans
 from penstock.memory.planning.experts import expert_plan
-from penstock.memory.planning.experts.expert_lanes import ExpertLoad, ExpertRates
+from penstock.memory.planning.experts.expert_lanes import Choice, ExpertLoad, ExpertRates
 from penstock.memory.planning.plan import MemoryPlan
+from penstock.weights.tiers.demand_tier import Group
+from penstock.weights.tiers.experts_in_ram import ExpertsInRam
 
 GIB = 1 << 30
 needs_card = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -109,10 +111,10 @@ def checkpoint(unconverted: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def machine(link_gbps: float = 0.03) -> HardwareProfile:
+def machine(link_gbps: float = 0.03, disk: DiskProfile | None = None) -> HardwareProfile:
     """A link so slow, beside this processor, that both have something to do."""
     card = DeviceProfile("a card", (6, 1), 6 * GIB, 6 * GIB, 100.0, link_gbps, 1000.0, GIB)
-    return replace(capacities(), memory_read_gbps=40.0, int8_gops=1000.0, device=card)
+    return replace(capacities(), memory_read_gbps=40.0, int8_gops=1000.0, device=card, disk=disk)
 
 
 def whole_plan(folder: Path, **config: object) -> MemoryPlan:
@@ -125,7 +127,12 @@ def whole_plan(folder: Path, **config: object) -> MemoryPlan:
 
 
 def load(
-    folder: Path, num_on_card: int, num_in_ram: int = NUM_EXPERTS, link_gbps: float = 0.03, **config: object
+    folder: Path,
+    num_on_card: int,
+    num_in_ram: int = NUM_EXPERTS,
+    link_gbps: float = 0.03,
+    disk: DiskProfile | None = None,
+    **config: object,
 ) -> Engine:
     """An engine with slots for so many experts on the card and in RAM."""
     plan = whole_plan(folder, **config)
@@ -139,7 +146,7 @@ def load(
         patch.object(expert_plan, "activation_bytes", lambda size: 0),
         patch.object(plans, "HANDOVER_BYTES", 0),
     ):
-        engine = engines.load(folder, hardware=machine(link_gbps), **(budgets | config))
+        engine = engines.load(folder, hardware=machine(link_gbps, disk), **(budgets | config))
     assert (engine.plan.num_expert_slots, engine.plan.num_host_expert_slots) == (num_on_card, num_in_ram)
     return engine
 
@@ -204,14 +211,57 @@ def test_answers_of_either_lane(
 ) -> None:
     """The processor computes every expert that was in RAM and is not to stay on the card, or none."""
 
-    def chosen(self: ExpertRates, experts: Sequence[ExpertLoad], card_s: float) -> int:
-        return 0 if num_moved == "none" else len(experts)
+    def chosen(
+        self: ExpertRates, experts: Sequence[ExpertLoad], card_s: float, coming: Sequence[ExpertLoad]
+    ) -> Choice:
+        return Choice(0 if num_moved == "none" else len(experts), False)
 
     engine = load(checkpoint, 3)
-    with patch.object(ExpertRates, "num_moved", chosen):
+    with patch.object(ExpertRates, "choose", chosen):
         assert answers(engine) == expected
     num_asked, _, _, num_in_place = engine.model.streamer.tiers.expert_counts
     assert num_in_place > 0.5 * num_asked if num_moved == "none" else num_in_place == 0
+
+
+#: A disk so fast, beside the link, that experts which come from there stay in RAM.
+DISK = DiskProfile(1.0, 1 << 16, 2, False)
+
+
+def counted_coming(patch: pytest.MonkeyPatch) -> list[int]:
+    """How many experts come from the disk and stay in RAM, layer by layer."""
+    counts, arriving = list[int](), ExpertsInRam.arriving
+
+    def counted(self: ExpertsInRam, coming: Group) -> Iterator[Group]:
+        counts.append(len(coming))
+        return arriving(self, coming)
+
+    patch.setattr(ExpertsInRam, "arriving", counted)
+    return counts
+
+
+@needs_card
+@pytest.mark.parametrize(("num_on_card", "num_in_ram"), [(4, 20), (2, 6)])
+def test_experts_from_the_disk_are_computed_in_ram(
+    num_on_card: int,
+    num_in_ram: int,
+    checkpoint: Path,
+    expected: list[Completion],
+    card: PretendedCard,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the bits of the card alone."""
+    is_watched(monkeypatch, card)
+    counts = counted_coming(monkeypatch)
+    engine = load(checkpoint, num_on_card, num_in_ram, disk=DISK)
+    assert answers(engine) == expected
+    num_asked, num_moved, num_from_disk, num_in_place = engine.model.streamer.tiers.expert_counts
+    assert 0 < sum(counts) <= min(num_from_disk, num_in_place) and num_moved + num_in_place < num_asked
+    kernels = engine.model.executor.family.kernels
+    assert isinstance(kernels.experts, SharedExperts) and kernels.experts.num_in_ram == num_in_place
+    del engine, kernels
+    engines.forget_orders()
+    assert not card.races.found
+    assert card.driver.num_registered == card.memory.used_bytes == 0
 
 
 @needs_card

@@ -15,6 +15,9 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 #: Pairs (rows of integers, 1e9 bytes of weights a second that pass through a product with so many rows), rows
 #: ascending. In a HardwareProfile, more rows never have a higher rate.
 ProductRates = tuple[tuple[int, float], ...]
+#: Seconds from a card to the processor and back, where no card was measured: an event, a copy of the
+#: activations, a function on the host, a worker that wakes up, a copy of the result. Assumed.
+CROSSING_S = 100e-6
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class DeviceProfile:
     #: Rates of products with weights in the GPU's memory; empty where these products are as fast as this
     #: memory and the INT8 rate allow.
     products: ProductRates = ()
+    #: Seconds from the GPU to the processor and back, where the processor does nothing; 0: not measured.
+    crossing_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,8 @@ class LaneProfile:
     link_gbps: float = 0.0
     #: RAM that can be pinned for the link.
     pinnable_bytes: int = 0
+    #: Seconds from the lane to the processor and back, measured or assumed.
+    crossing_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,7 @@ class HardwareProfile:
             device.products,
             link_gbps=device.host_to_device_gbps,
             pinnable_bytes=device.pinnable_bytes,
+            crossing_s=device.crossing_s or CROSSING_S,
         )
 
 

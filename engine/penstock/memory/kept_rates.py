@@ -21,6 +21,7 @@ CACHE_VERSION = 2
 MACHINE_RATES = {"memory_read_gbps", "int8_gops", "products"}
 DEVICE_RATES = {"memory_gbps", "host_to_device_gbps", "int8_gops"}
 TUNING = {*TUNING_RANGES, "others_share"}
+CROSSING = {"crossing_s"}
 DISK_RATES = {"read_gbps", "block_bytes", "depth", "is_direct"}
 #: The noise of an idle machine does not bring a rate below this share of an earlier measurement.
 FAR_BELOW = 0.75
@@ -46,9 +47,8 @@ def read(path: Path) -> dict[str, Rates]:
     try:
         content = json.loads(path.read_text())
         rates = content["rates"] if content["format_version"] == CACHE_VERSION else {}
-        is_known = all(
-            set(value) in (MACHINE_RATES, DEVICE_RATES, DISK_RATES, TUNING) for value in rates.values()
-        )
+        known = (MACHINE_RATES, DEVICE_RATES, CROSSING, DISK_RATES, TUNING)
+        is_known = all(set(value) in known for value in rates.values())
         return dict(rates) if is_known else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -105,6 +105,8 @@ def better(kept: Rates | None, new: Rates) -> Rates:
         return new if new["others_share"] <= max(BUSY_SHARE, kept["others_share"]) else kept
     if "read_gbps" in new:  # block size and depth stay with the rate at which they were measured
         return max(kept, new, key=lambda rates: float(rates["read_gbps"]))
+    if "crossing_s" in new:  # seconds, of which fewer are better
+        return min(kept, new, key=lambda rates: float(rates["crossing_s"]))
     return {name: _better(kept[name], new[name]) for name in new}
 
 
@@ -139,6 +141,10 @@ def far_below(kept: Rates | None, new: Rates) -> list[str]:
     """For people: each rate that is far below the kept rate, with both numbers."""
     if kept is None or not is_same(kept, new):
         return []
+    if "crossing_s" in new:
+        before, after = kept["crossing_s"], new["crossing_s"]
+        text = f"{1e6 * after:.0f} us to the processor and back instead of {1e6 * before:.0f}"
+        return [text] if before < FAR_BELOW * after else []
     return [
         f"{new[name]:.1f} {_UNITS.get(name, f'GB/s ({name})')} instead of {kept[name]:.1f}"
         for name in sorted(new)

@@ -43,6 +43,8 @@ class Measure:
     device_kernels: str = ""
     #: Gives kept_rates.DEVICE_RATES.
     device: Callable[[], dict[str, float]] = dict
+    #: Seconds from the GPU to the processor and back; None: they are not measured.
+    crossing_s: Callable[[], float] | None = None
     #: The clock that sees other work.
     now: Callable[[], Moment] = now
 
@@ -72,6 +74,10 @@ def hardware_profile(
     if device is not None:
         key = f"{device.name} with {measure.device_kernels} in {machine}"
         device = replace(device, **rates.of(key, measure.device))
+        if (crossing_s := measure.crossing_s) is not None:
+            # Under a key of its own, so that files that were kept before it was measured stay good.
+            crossing = rates.of(f"crossing, {key}", lambda: {"crossing_s": crossing_s()})
+            device = replace(device, **crossing)
     rates.keep(keeps_better)
     return HardwareProfile(
         num_cores=num_cores,

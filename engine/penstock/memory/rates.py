@@ -16,6 +16,7 @@ import torch
 from penstock.errors import CapacityError
 from penstock.memory.direct_io import DirectReader, aligned_buffer
 from penstock.memory.hardware import DiskProfile
+from penstock.memory.lane import Lane
 from penstock.memory.pages import PAGE
 
 #: Bytes per read and reads in flight that are tried. One read in flight is enough on an idle machine. Beside
@@ -29,6 +30,9 @@ TRIAL_BYTES = 128 << 20
 MEMORY_BYTES = 512 << 20
 #: Bytes that are copied to a GPU and within it.
 DEVICE_BYTES = 256 << 20
+#: Crossings from a GPU to the processor and back that follow each other, and the inputs of a row that
+#: crosses.
+NUM_CROSSINGS, CROSSING_INPUTS = 50, 4096
 
 #: Reads a buffer, in memory that the caller allocates.
 Reader = Callable[[torch.Tensor], object]
@@ -172,4 +176,21 @@ def _median_copy_s(target: torch.Tensor, source: torch.Tensor, rounds: int) -> f
         target.copy_(source, non_blocking=True)
         torch.cuda.synchronize(target.device)
         times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def crossing_s(lane: Lane, rounds: int = ROUNDS) -> float:
+    """Seconds of handing a row over from a GPU to the processor and back, where the processor does nothing. A
+    crossing waits for the one before it, as the products of a layer do."""
+    handover, times = lane.handover(), []
+    row = torch.zeros(1, CROSSING_INPUTS, device=lane.torch_device)
+    for _ in range(rounds + 1):
+        lane.link.synchronize()
+        started = time.perf_counter()
+        for _ in range(NUM_CROSSINGS):
+            handover.begin(row, CROSSING_INPUTS, lambda rows: rows)
+            handover.join()
+        lane.link.synchronize()
+        times.append((time.perf_counter() - started) / NUM_CROSSINGS)
+    handover.check()
     return statistics.median(times[1:])

@@ -64,12 +64,14 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout | None
 
 
 def _matrices(spec: ModelSpec, tensors: ModelTensors) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """ModelFootprint.matrices. The dense layers of mixtures, encoders, planes, latents, recurrences, matrices
-    in several formats or with inputs in another order, and other people's layers are not shared yet."""
-    is_plain = not (tensors.num_encoder_layers or spec.state_bytes or spec.num_experts_per_token)
-    is_plain = is_plain and spec.implementation == "penstock" and not spec.latent_dim
-    layers = [[tensor for tensor in unit.tensors if tensor.is_matrix] for unit in tensors.units]
-    if not is_plain or not all(can_be_split(matrix) for layer in layers for matrix in layer):
+    """ModelFootprint.matrices. The layers of encoders, of recurrences, in planes, and those of other people
+    are not shared yet."""
+    dense = tensors.dense_units
+    has_planes = any(unit.key.plane is not None for unit in dense)
+    if tensors.num_encoder_layers or spec.state_bytes or has_planes or spec.implementation != "penstock":
+        return ()
+    layers = [[tensor for tensor in unit.tensors if can_be_split(tensor)] for unit in dense]
+    if not any(layers):
         return ()
     return tuple(tuple((matrix.shape[0], row_bytes(matrix)) for matrix in layer) for layer in layers)
 

@@ -59,15 +59,17 @@ class ExpertLender:
             return
         lent = self._in_ram.lend(keys, num_tokens)
         try:
-            if lent:
-                yield [(key.expert or 0, self._weights_in_ram(key, arrival)) for key, arrival in lent]
-            taken = {key for key, _ in lent}
-            yield from self._nearest([key for key in keys if key not in taken])
-            if lent:
+            if lent.there:
+                yield self._group_in_ram(lent.there)
+            yield from self._nearest(lent.others)
+            if lent.there:
+                yield []
+            for group in self._in_ram.arriving(lent.coming):
+                yield self._group_in_ram(group)
                 yield []
         finally:
-            if lent and self._handover is not None:
-                self._handover.then(partial(self._in_ram.give_back, lent))
+            if lent.all and self._handover is not None:
+                self._handover.then(partial(self._in_ram.give_back, lent.all))
 
     def _nearest(self, keys: Sequence[UnitKey]) -> Iterator[ExpertGroup]:
         """Experts that are computed on the lane itself."""
@@ -128,6 +130,9 @@ class ExpertLender:
         if arrival.views is None:
             arrival.views = self._views_of(key, arrival.buffer)
         return arrival.views
+
+    def _group_in_ram(self, group: Group) -> ExpertGroup:
+        return [(key.expert or 0, self._weights_in_ram(key, arrival)) for key, arrival in group]
 
     def _weights_in_ram(self, key: UnitKey, arrival: Arrival) -> LayerWeights:
         """What _weights() gives, for the processor beside a card."""

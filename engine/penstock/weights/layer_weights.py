@@ -4,7 +4,7 @@ formats nor where bytes come from."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -75,8 +75,9 @@ class LayerWeights:
         have arrived meanwhile. Computing with a group hides the reading of the next ones. A group's weights
         are valid until the next group is asked for. Raises what reading raised.
 
-        Experts that the processor computes beside a card come before all others, as matrices in_ram(), and
-        are valid until no more groups come; then the last group is empty."""
+        Experts that the processor computes beside a card, as matrices in_ram(), come before all others or, if
+        they come from the disk, behind them. They are valid until no more groups come. An empty group follows
+        them: behind the others, and behind each group from the disk."""
         return self._ask(numbers, num_tokens)
 
     def arriving_groups(
@@ -112,7 +113,11 @@ class LayerWeights:
 
     def joined(self, name: str, matrix: Matrix) -> LayerWeights:
         """The same weights with one more matrix."""
-        return LayerWeights(self._tensors | {name: matrix}, self._ask)
+        return self.with_matrices({name: matrix})
+
+    def with_matrices(self, matrices: Mapping[str, Matrix]) -> LayerWeights:
+        """The same weights with these matrices, some of which may be in place of others."""
+        return LayerWeights({**self._tensors, **matrices}, self._ask)
 
     def adapted_by(self, adapted: Adapted) -> LayerWeights:
         """The same weights, with adapters for some of a step's rows."""

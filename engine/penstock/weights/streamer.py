@@ -151,22 +151,21 @@ class LayerStreamer:
         can lie: a dozen views take a tenth of a millisecond."""
         share = 1.0 if self._shared is None or len(keys) == 1 else self._shared.brought(keys[1])
         place = keys[0], tuple(buffer.data_ptr() for buffer in buffers), share
-        if place not in self._views and self._shared is not None and len(keys) == 2:
-            kept, rest, in_ram = (
-                LayerWeights.views(self._units[key].layout, buffer)
-                for key, buffer in zip((*keys, keys[1]), (*buffers, self._in_ram(keys[1])), strict=True)
-            )
-            self._views[place] = self._shared.weights(kept, rest, in_ram, share)
         if place not in self._views:
             ask = partial(self._lender.groups, keys[0]) if self._lender is not None else no_experts
-            weights, *lower = (
+            weights, *second = (
                 LayerWeights.views(self._units[key].layout, buffer, ask)
                 for key, buffer in zip(keys, buffers, strict=True)
             )
-            self._views[place] = weights.with_lower_planes(lower[0]) if lower else weights
-            self._views[place].next_experts = self._behind(keys[0])
+            if second and self._shared is not None:
+                in_ram = LayerWeights.views(self._units[keys[1]].layout, self._in_ram(keys[1]))
+                weights = self._shared.weights(weights, second[0], in_ram, share)
+            elif second:
+                weights = weights.with_lower_planes(second[0])
+            self._views[place] = weights
+            weights.next_experts = self._behind(keys[0])
             if self._lender is not None and self._lender.lends_arriving:
-                self._views[place].ask_arriving = partial(self._lender.arriving_groups, keys[0])
+                weights.ask_arriving = partial(self._lender.arriving_groups, keys[0])
         return self._views[place]
 
     def _in_ram(self, key: UnitKey) -> Tensor:
@@ -179,12 +178,9 @@ class LayerStreamer:
         """What a layer may know of the layer behind it."""
         lender, place = self._lender, self._index[key] + 1
         following = self._layers[place] if place < len(self._layers) else ()
-        if (
-            lender is None
-            or not lender.takes_guesses
-            or len(following) != 1
-            or following[0].stack != key.stack
-        ):
+        # The router is in the first unit, even where a card keeps but a share of the layer.
+        has_router = len(following) == 1 or (len(following) == 2 and self._shared is not None)
+        if lender is None or not lender.takes_guesses or not has_router or following[0].stack != key.stack:
             return None
         return NextExperts(
             partial(self._weights_in_memory, following[0]), partial(lender.expect, following[0])

@@ -28,6 +28,8 @@ class TensorSpec:
     format: WeightFormat = FLOAT32
     #: The checkpoint stores [in_features, out_features] (GPT-2's Conv1D).
     is_transposed: bool = False
+    #: Products that read the matrix in another way than by its output channels want it in one place.
+    is_whole: bool = False
 
     @property
     def is_matrix(self) -> bool:

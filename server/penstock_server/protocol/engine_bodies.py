@@ -387,6 +387,7 @@ class DeviceBody(Told):
     host_to_device_gbps: float
     int8_gops: float
     pinnable_bytes: int
+    crossing_s: float
 
 
 class TuningBody(Told):

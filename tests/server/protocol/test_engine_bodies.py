@@ -164,6 +164,7 @@ HARDWARE = [
     "device.host_to_device_gbps",
     "device.int8_gops",
     "device.pinnable_bytes",
+    "device.crossing_s",
     "products",
     "kept_since_s",
     "kernels.build",

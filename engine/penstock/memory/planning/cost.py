@@ -21,20 +21,16 @@ from typing import Protocol
 
 from penstock.config import EngineConfig
 from penstock.memory.hardware import HardwareProfile, ProductRates
-from penstock.memory.planning.expert_demand import NO_DEMAND, ExpertDemand, expert_demand
-from penstock.memory.planning.experts.expert_lanes import expert_rates
-from penstock.memory.planning.experts.planned_lanes import PlannedLanes, planned_lanes
+from penstock.memory.planning.expert_demand import NO_DEMAND, ExpertDemand
+from penstock.memory.planning.experts.expert_window import EXPERT_OVERHEAD_S, ExpertWindow, expert_window
 from penstock.memory.planning.plan import LayerPlacement, MemoryPlan
 from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, product_s
 from penstock.memory.planning.split_cost import SplitWork, split_work
-from penstock.spec import ExpertFootprint, ModelFootprint
+from penstock.spec import ModelFootprint
 
 #: Seconds of all that is not a product, for each token and element of a vector that passes a matrix, as
 #: LAYER_OVERHEAD_S has them for each layer.
 ELEMENT_S = 0.5e-9
-#: Seconds of an expert's calls beside its products: 30 us in the kernels' calls, measured with an expert of
-#: 64 by 64, and the rest for finding and adding up.
-EXPERT_OVERHEAD_S = 45e-6
 
 
 @dataclass(frozen=True)
@@ -133,26 +129,27 @@ def predict_step(
     from the disk of the weights or, if they have one, a disk of their own. Writing is taken for as fast as
     reading."""
     rows, lane = config.rows_per_token, hardware.lane
-    lanes = _lanes(plan, footprint.experts, hardware, rows, num_tokens) if plan.shares_experts else None
-    if demand is None:
-        demand = lanes.demand if lanes else expert_demand(plan, footprint.experts, num_tokens)
-    processor_s, num_passes = lanes.of(demand.num_in_ram) if lanes else (0.0, 0.0)
-    if plan.kept_share is not None and (work := split_work(plan, footprint, hardware, config, num_tokens)):
-        return _shared_step(work, footprint, hardware, num_tokens, num_sampled, rows, spilled_bytes)
+    window = expert_window(plan, footprint.experts, hardware, rows, num_tokens, demand)
+    demand = window.demand
+    if plan.kept_share is not None and (
+        work := split_work(plan, footprint, hardware, config, num_tokens, window)
+    ):
+        return _shared_step(
+            work, window, footprint, hardware, num_tokens, num_sampled, rows, spilled_bytes
+        )
     elements = num_tokens * footprint.token_elements + num_encoded * footprint.encoder_elements
-    elements -= min(elements, int(num_passes * footprint.experts.elements))
+    elements -= min(elements, int(window.num_passes * footprint.experts.elements))
     moved = _Moved.of(plan, footprint, demand, num_encoded, spilled_bytes)
-    terms = _terms(moved, 2 * rows * (elements + num_sampled * footprint.head_elements), hardware)
+    operations = 2 * rows * (elements + num_sampled * footprint.head_elements)
+    terms = _terms(moved, operations, window.reading_s, hardware)
     if not terms:
         return UNKNOWN
-    waiting_s = max(_reading_s(moved, hardware), processor_s)
     floor_s = products_s = max(terms.values())
-    if processor_s:
-        floor_s = max(floor_s, moved.dense_bytes / lane.memory_gbps / 1e9 + waiting_s)
+    if window.processor_s:
+        floor_s = max(floor_s, moved.dense_bytes / lane.memory_gbps / 1e9 + window.waiting_s)
     if lane.products:
         products_s = _dense_products_s(lane.products, footprint, rows, num_tokens, num_encoded, num_sampled)
-        experts_s = _expert_products_s(lane.products, footprint.experts, demand, rows * num_tokens)
-        products_s += max(experts_s, waiting_s)
+        products_s += max(window.products_s, window.waiting_s)
         copied_bytes = moved.streamed_bytes + 2 * moved.spilled_bytes
         products_s += copied_bytes / lane.memory_gbps / 1e9 if lane.memory_gbps else 0.0
     vectors = 0.0 if lane.has_own_memory else elements / footprint.hidden_size
@@ -166,17 +163,9 @@ def predict_step(
     )
 
 
-def _lanes(
-    plan: MemoryPlan, experts: ExpertFootprint, hardware: HardwareProfile, rows: int, num_tokens: int
-) -> PlannedLanes | None:
-    rates = expert_rates(experts, hardware, rows)
-    if rates is None:
-        return None
-    return planned_lanes(experts, rates, num_tokens, plan.num_expert_slots, plan.num_host_expert_slots)
-
-
 def _shared_step(
     work: SplitWork,
+    window: ExpertWindow,
     footprint: ModelFootprint,
     hardware: HardwareProfile,
     num_tokens: int,
@@ -189,18 +178,34 @@ def _shared_step(
     step, share, lane = work.step, work.share, hardware.lane
     head = footprint.head_elements
     head_s = max(head / lane.memory_gbps, 2 * rows * num_sampled * head / lane.int8_gops) / 1e9
-    streamed = share * step.rest_bytes
+    streamed, size, demand = share * step.rest_bytes, footprint.experts.num_bytes, window.demand
+    in_ram, on_card = size * demand.num_in_ram, size * (demand.num_asked - demand.num_in_ram)
+    from_disk, disk_bps = size * demand.num_from_disk, 1e9 * _disk_gbps(hardware)
+    link_bytes = streamed + step.moved_bytes + spilled_bytes
     terms = {
-        "memory": (step.kept_bytes + 2 * (streamed + spilled_bytes) + head) / lane.memory_gbps / 1e9,
-        "arithmetic": (step.kept_bytes + streamed) / step.card_bps + head_s,
-        "host to device": (streamed + spilled_bytes) / step.link_bps,
-        "processor": (step.rest_bytes - streamed) / step.processor_bps,
-        "host memory": (step.rest_bytes + spilled_bytes) / step.memory_bps,
+        # What comes over the link is written to memory before it is read.
+        "memory": (step.kept_bytes + streamed + on_card + link_bytes + spilled_bytes + head)
+        / lane.memory_gbps
+        / 1e9,
+        "arithmetic": (step.kept_bytes + streamed) / step.card_bps + window.products_s + head_s,
+        "host to device": link_bytes / step.link_bps,
+        "processor": (step.rest_bytes - streamed) / step.processor_bps + window.processor_s,
+        "host memory": (step.rest_bytes + step.moved_bytes + in_ram + from_disk + spilled_bytes)
+        / step.memory_bps,
     }
-    seconds = step.seconds(share) + head_s + spilled_bytes / step.link_bps
-    products_s = terms["arithmetic"]
+    if from_disk and disk_bps:
+        terms["disk"] = from_disk / disk_bps
+    seconds = max(step.seconds(share) + head_s + spilled_bytes / step.link_bps, *terms.values())
+    multiplied = step.kept_bytes + step.rest_bytes + size * demand.num_asked
+    processor_share = (step.rest_bytes - streamed + in_ram) / multiplied
     return StepPrediction(
-        num_tokens, num_sampled, terms, seconds, products_s, processor_share=work.processor_share
+        num_tokens,
+        num_sampled,
+        terms,
+        seconds,
+        terms["arithmetic"],
+        experts=demand,
+        processor_share=processor_share,
     )
 
 
@@ -216,8 +221,6 @@ class _Moved:
     #: Weights that come to where they are computed, and from the disk; experts among them.
     streamed_bytes: float
     disk_bytes: float
-    missing_bytes: float
-    missing_disk_bytes: float
     #: Keys and values that come from elsewhere or go there: the disk, or a GPU's host.
     spilled_bytes: int
 
@@ -239,14 +242,12 @@ class _Moved:
             in_ram_bytes=size * demand.num_in_ram,
             streamed_bytes=missing + _sum_bytes(layer for layer in swept if not layer.is_resident),
             disk_bytes=from_disk + _sum_bytes(layer for layer in swept if layer.home == "disk"),
-            missing_bytes=missing,
-            missing_disk_bytes=from_disk,
             spilled_bytes=spilled_bytes,
         )
 
 
-def _terms(moved: _Moved, operations: int, hardware: HardwareProfile) -> dict[str, float]:
-    """Link, memory or arithmetic -> seconds."""
+def _terms(moved: _Moved, operations: int, reading_s: float, hardware: HardwareProfile) -> dict[str, float]:
+    """Link, memory or arithmetic -> seconds. Missing experts arrive in `reading_s`."""
     lane, own_disk = hardware.lane, hardware.spill_disk
     over_link = moved.spilled_bytes if lane.has_own_memory else 0
     from_disk = moved.spilled_bytes - over_link
@@ -269,19 +270,10 @@ def _terms(moved: _Moved, operations: int, hardware: HardwareProfile) -> dict[st
         ),
     }
     terms = {name: amount / rate / 1e9 for name, (amount, rate) in amounts.items() if rate and amount}
-    reading_s = max(_reading_s(moved, hardware), terms.get("processor", 0.0))
+    reading_s = max(reading_s, terms.get("processor", 0.0))
     if reading_s and lane.memory_gbps:
         terms["experts"] = moved.dense_bytes / lane.memory_gbps / 1e9 + reading_s
     return terms
-
-
-def _reading_s(moved: _Moved, hardware: HardwareProfile) -> float:
-    """Seconds in which the missing experts of a step arrive."""
-    amounts = (
-        (moved.missing_bytes, hardware.lane.link_gbps),
-        (moved.missing_disk_bytes, _disk_gbps(hardware)),
-    )
-    return max(amount / rate / 1e9 if rate else 0.0 for amount, rate in amounts)
 
 
 def _disk_gbps(hardware: HardwareProfile) -> float:
@@ -309,15 +301,3 @@ def _dense_products_s(
             (footprint.head_elements, footprint.head_elements, rows * num_sampled),
         )
     )
-
-
-def _expert_products_s(
-    products: ProductRates, experts: ExpertFootprint, demand: ExpertDemand, rows: int
-) -> float:
-    """Seconds of the experts' products, where `rows` rows pass through count_per_token experts each."""
-    if not demand.num_asked:
-        return 0.0
-    rows_each = max(1, round(rows * experts.count_per_token / demand.num_asked))
-    number = demand.num_asked - demand.num_in_ram
-    num_bytes, elements = number * experts.num_bytes, number * experts.elements
-    return product_s(products, int(num_bytes), int(elements), rows_each)

@@ -3,16 +3,14 @@ file."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from penstock.config import EngineConfig
-from penstock.errors import CapacityError, ConfigError
+from penstock.errors import ConfigError
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.pages import round_up
 from penstock.memory.planning.budgets import Budgets
-from penstock.memory.planning.experts import expert_plan
 from penstock.memory.planning.kv_blocks import KVBlocks, context
 from penstock.memory.planning.plan import (
     CUDA_CONTEXT_BYTES,
@@ -24,13 +22,8 @@ from penstock.memory.planning.plan import (
     plane_notes,
     resident_layers,
 )
-from penstock.memory.planning.shared_plan import (
-    kept_shares,
-    may_share_products,
-    shared_if_faster,
-    split_footprint,
-)
 from penstock.memory.planning.state_slots import StateSlots
+from penstock.memory.planning.two_lanes import with_processor
 from penstock.spec import ModelFootprint
 
 #: One layer is computed while the next one arrives.
@@ -67,40 +60,12 @@ def plan_memory(
     is_measured = activation_bytes is not None
     if activation_bytes is None:
         activation_bytes = int(workspace_factor * estimate_activations(footprint, config))
-    plan = _Planner(footprint, hardware, config, activation_bytes, is_measured).plan()
-    if may_share_products(plan, footprint, hardware, config):
-        plan = _shared_plan(plan, footprint, hardware, config, activation_bytes, is_measured) or plan
-    elif expert_plan.may_share_experts(plan, footprint, hardware, config):
-        activation_bytes += expert_plan.activation_bytes(footprint)
-        with contextlib.suppress(CapacityError):
-            found = _Planner(footprint, hardware, config, activation_bytes, is_measured).plan()
-            plan = expert_plan.shared_if_faster(found, plan, footprint, hardware, config) or plan
+
+    def make_plan(size: ModelFootprint, more_bytes: int) -> MemoryPlan:
+        return _Planner(size, hardware, config, activation_bytes + more_bytes, is_measured).plan()
+
+    plan = with_processor(make_plan(footprint, 0), footprint, hardware, config, make_plan)
     return plan if footprint.implementation == "penstock" else replace(plan, notes=(FOREIGN, *plan.notes))
-
-
-def _shared_plan(
-    alone: MemoryPlan,
-    footprint: ModelFootprint,
-    hardware: HardwareProfile,
-    config: EngineConfig,
-    activation_bytes: int,
-    is_measured: bool,
-) -> MemoryPlan | None:
-    """The plan in which a card and the processor share products, and the card keeps as large a share of each
-    matrix as fits. None if the rest does not fit into RAM, or if sharing would be no faster than the plan in
-    which the card is `alone`."""
-    # A product has two results for a moment: its parts, and the parts together.
-    activation_bytes += 4 * config.max_num_batched_tokens * footprint.widest_layer
-    for share in kept_shares(alone, footprint, config):
-        halves = split_footprint(footprint, share)
-        try:
-            found = _Planner(halves, hardware, config, activation_bytes, is_measured).plan()
-        except CapacityError:
-            continue
-        if found.at_home("disk") or len(found.resident) * 2 != len(found.layers):
-            continue
-        return shared_if_faster(replace(found, kept_share=share), alone, footprint, hardware, config)
-    return None
 
 
 def estimate_activations(footprint: ModelFootprint, config: EngineConfig) -> int:

@@ -12,13 +12,6 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: Seconds from the card to the processor and back, for each product: an event, a copy of the activations, a
-#: function on the host, a worker that wakes up, a copy of the result. Assumed; nobody has measured this on a
-#: card yet.
-CROSSING_S = 100e-6
-#: Products of a layer that wait for each other: queries, keys and values; attention's output; gate and up;
-#: down.
-PRODUCTS_PER_LAYER = 4
 #: The streamed share of a step is a multiple of one in so many.
 SHARE_STEPS = 64
 #: Kept channels, and streamed ones, are whole multiples of so many: rows that kernels compute together.
@@ -43,12 +36,14 @@ class SplitStep:
     other_s: float = 0.0
     #: Seconds of all crossings, where the processor has a share.
     crossings_s: float = 0.0
+    #: Experts that move to the card, which the link carries beside the rest; `other_s` has time for them.
+    moved_bytes: float = 0.0
 
     def seconds(self, share: float) -> float:
         """The step if `share` of the rest is streamed and the processor computes the others.
 
             window = max(((1 - x) S + slowed) / processor, (K + x S) / card)
-            t(x)   = max(x S / link, other + crossings + window)
+            t(x)   = max((x S + moved) / link, other + crossings + window)
 
         Products wait for each other and for the card's other work, so that the processor computes in the
         window alone, and the link works all the time. While the link copies, it takes its rate of what RAM
@@ -56,10 +51,11 @@ class SplitStep:
         else."""
         streamed = share * self.rest_bytes
         outside_s = self.other_s + (self.crossings_s if share < 1 else 0.0)
-        inside = max(0.0, streamed - self.link_bps * outside_s)
+        carried = streamed + self.moved_bytes
+        inside = max(0.0, carried - self.link_bps * outside_s)
         computing_s = (self.rest_bytes - streamed + inside * self._slowed) / self._processor
         window_s = max(computing_s, (self.kept_bytes + streamed) / self.card_bps)
-        return max(streamed / self.link_bps, outside_s + window_s)
+        return max(carried / self.link_bps, outside_s + window_s)
 
     @property
     def _processor(self) -> float:
@@ -83,12 +79,12 @@ class SplitStep:
         rest, outside, processor = self.rest_bytes, self.other_s + self.crossings_s, self._processor
         slowed = self._slowed * rest / processor
         lines = (  # (seconds at a share of 0, what a share of 1 adds)
-            (0.0, rest / self.link_bps),
+            (self.moved_bytes / self.link_bps, rest / self.link_bps),
             (outside + self.kept_bytes / self.card_bps, rest / self.card_bps),
             (outside + rest / processor, -rest / processor),
             # The same, with what the link copies in the window.
             (
-                outside + rest / processor - slowed * self.link_bps * outside / rest,
+                outside + rest / processor - slowed * (self.link_bps * outside - self.moved_bytes) / rest,
                 slowed - rest / processor,
             ),
         )

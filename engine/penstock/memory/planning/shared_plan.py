@@ -1,11 +1,12 @@
-"""When a card and the processor share products, and what the card keeps. Pure."""
+"""When a card and the processor can share products, and what the card keeps. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from penstock.config import EngineConfig
+from penstock.errors import CapacityError
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.pages import round_up
 from penstock.memory.planning.cost import predict_step
@@ -14,8 +15,8 @@ from penstock.memory.planning.product_split import SHARE_STEPS, part_rows
 from penstock.memory.planning.split_cost import split_work
 from penstock.spec import ModelFootprint
 
-#: Sharing has to save this part of a step of one token: predictions are not more exact.
-LEAST_GAIN = 0.05
+#: Plans a model with so many bytes of activations beyond those that it has on one lane. Raises CapacityError.
+MakePlan = Callable[[ModelFootprint, int], MemoryPlan]
 
 
 def may_share_products(
@@ -51,17 +52,37 @@ def split_footprint(footprint: ModelFootprint, share: float) -> ModelFootprint:
     return replace(footprint, layer_bytes=tuple(units), lower_planes=places, is_split=True)
 
 
-def shared_if_faster(
+def split_plan(
+    alone: MemoryPlan,
+    footprint: ModelFootprint,
+    config: EngineConfig,
+    activation_bytes: int,
+    make_plan: MakePlan,
+) -> MemoryPlan | None:
+    """The plan in which the card keeps as large a share of each matrix as fits, with `activation_bytes` more
+    of activations than in the plan in which it is `alone`. None if the rest does not fit into RAM."""
+    # A product has two results for a moment: its parts, and the parts together.
+    activation_bytes += 4 * config.max_num_batched_tokens * footprint.widest_layer
+    for share in kept_shares(alone, footprint, config):
+        try:
+            found = make_plan(split_footprint(footprint, share), activation_bytes)
+        except CapacityError:
+            continue
+        if found.at_home("disk") or len(found.resident) * 2 != len(found.layers):
+            continue
+        return replace(found, kept_share=share)
+    return None
+
+
+def product_note(
     shared: MemoryPlan,
     alone: MemoryPlan,
     footprint: ModelFootprint,
     hardware: HardwareProfile,
     config: EngineConfig,
-) -> MemoryPlan | None:
-    """The plan with shared products and what it brings, for people; None if it brings too little."""
+) -> str:
+    """What shared products bring, for people."""
     before, after = (predict_step(plan, footprint, hardware, config, 1, 1) for plan in (alone, shared))
-    if after.seconds > (1 - LEAST_GAIN) * before.seconds or not after.processor_share:
-        return None
     texts = []
     for num_tokens in (1, 32):
         work = split_work(shared, footprint, hardware, config, num_tokens)
@@ -71,9 +92,9 @@ def shared_if_faster(
                 f"{work.processor_share:.0%} of the layers"
             )
     kept = round_up(shared.layer_bytes("device")) / sum(footprint.layer_bytes)
-    note = (
-        f"the card and the processor share each product: the card keeps {kept:.0%} of each layer, and "
-        f"{'; '.join(texts)}. A step of one token should take {after.seconds:.2g} s instead of "
+    beside = ", without experts" if footprint.experts.count else ""
+    return (
+        f"the card and the processor share each product: the card keeps {kept:.0%} of each layer{beside}, "
+        f"and {'; '.join(texts)}. A step of one token should take {after.seconds:.2g} s instead of "
         f"{before.seconds:.2g} s (--share-products off decides otherwise)"
     )
-    return replace(shared, notes=(*shared.notes, note))

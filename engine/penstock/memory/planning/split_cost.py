@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 from penstock.config import EngineConfig
 from penstock.memory.hardware import HardwareProfile
+from penstock.memory.planning.experts.expert_window import ExpertWindow, expert_window
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.product_split import (
-    CROSSING_S,
-    PRODUCTS_PER_LAYER,
     SplitStep,
     whole_share,
 )
@@ -35,9 +34,10 @@ def split_work(
     hardware: HardwareProfile,
     config: EngineConfig,
     num_tokens: int,
+    window: ExpertWindow | None = None,
 ) -> SplitWork | None:
     """A step of `num_tokens` tokens by a plan that keeps a share of each matrix on the card. None if a rate
-    is unknown."""
+    is unknown. `window` are the step's experts, if they are known."""
     lane, rows = hardware.lane, config.rows_per_token * num_tokens
     known = (lane.memory_gbps, lane.link_gbps, lane.int8_gops, hardware.memory_read_gbps, hardware.int8_gops)
     if not all(known):
@@ -53,7 +53,8 @@ def split_work(
         processor_s = product_s(hardware.products, rest, num_elements, rows) / rest if rest else 0.0
     else:
         processor_s = max(1 / hardware.memory_read_gbps, 2 * rows * elements / hardware.int8_gops) / 1e9
-    num_layers = footprint.num_layers
+    if window is None:
+        window = expert_window(plan, footprint.experts, hardware, config.rows_per_token, num_tokens)
     step = SplitStep(
         kept,
         rest,
@@ -61,8 +62,9 @@ def split_work(
         hardware.memory_read_gbps * 1e9,
         1 / card_s,
         1 / processor_s if processor_s else float("inf"),
-        LAYER_OVERHEAD_S * num_layers,
-        CROSSING_S * PRODUCTS_PER_LAYER * num_layers,
+        LAYER_OVERHEAD_S * footprint.num_layers + window.seconds,
+        lane.crossing_s * sum(map(len, footprint.matrices)),
+        footprint.experts.num_bytes * window.demand.num_missing,
     )
     return SplitWork(step, _whole(step))
 

@@ -9,7 +9,7 @@ The other part of a score comes from a few dimensions with rope, whose key all h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -92,7 +92,8 @@ class LatentForm:
             *queries,
             *matrix("kv_a", "kv_a_proj_with_mqa", spec.head_dim, hidden, self.has_bias),
             norm("kv_a_norm", "kv_a_layernorm", rank),
-            *matrix("kv_b", "kv_b_proj", kv_rows, rank, False),
+            # Read as a block of rows for each head.
+            *(replace(each, is_whole=True) for each in matrix("kv_b", "kv_b_proj", kv_rows, rank, False)),
             *matrix("o", "o_proj", hidden, heads * self.value_dim, self.has_bias),
         )
 

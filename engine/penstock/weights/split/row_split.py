@@ -1,6 +1,7 @@
-"""A model whose layers are two units each: what a card keeps, and the rest. Kept are all vectors, and the
-first output channels of each matrix; the rest are the other channels. Output channels are rows of each array,
-so that a share of a matrix is the beginning of each of its arrays."""
+"""A model whose layers are two units each: what a card keeps, and the rest. Kept are all vectors, the first
+output channels of each matrix that can be split, and whole the other matrices; the rest are the other
+channels. Output channels are rows of each array, so that a share of a matrix is the beginning of each of its
+arrays. Experts are units as before."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ class Piece(NamedTuple):
 
 
 def can_be_split(matrix: TensorSpec) -> bool:
-    """Whether each array of the matrix has a row for each output channel."""
-    if not isinstance(matrix.format, Int8 | Int4):
+    """Whether each array of the matrix has a row for each output channel, and products want a matrix that
+    lies in one place no more than in two."""
+    if matrix.is_whole or not isinstance(matrix.format, Int8 | Int4):
         return False
     return all(array.shape[:1] == matrix.shape[:1] for array in matrix.components)
 
@@ -52,7 +54,7 @@ def _split_layer(
     kept, rest = list[TensorSpec](), list[TensorSpec]()
     for tensor in tensors:
         num_rows = tensor.shape[0]
-        num_kept = part_rows(num_rows, share) if tensor.is_matrix else num_rows
+        num_kept = part_rows(num_rows, share) if can_be_split(tensor) else num_rows
         for part, part_size in ((kept, num_kept), (rest, num_rows - num_kept)):
             if part_size:
                 part.append(replace(tensor, shape=(part_size, *tensor.shape[1:])))

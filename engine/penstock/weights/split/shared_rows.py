@@ -50,28 +50,21 @@ class SharedRows:
         self, kept: LayerWeights, rest: LayerWeights, rest_in_ram: LayerWeights, share: float
     ) -> LayerWeights:
         """A layer's weights. `rest` are views of the card's memory, of which a share of the rows is valid."""
-        names = dict.fromkeys(
-            name for name, each in (*kept.items(), *rest.items()) if not isinstance(each, Tensor)
-        )
-        matrices = {
-            name: _matrix(kept.matrix(name) if name in kept else None, rest, rest_in_ram, name, share)
-            for name in names
-        }
-        vectors = {name: each for name, each in kept.items() if isinstance(each, Tensor)}
-        return LayerWeights(vectors | matrices)
+        split = dict[str, SplitMatrix]()
+        for name, matrix in rest.items():
+            if not isinstance(matrix, Tensor):
+                first = kept.matrix(name) if name in kept else None
+                split[name] = _split(first, matrix, rest_in_ram.matrix(name), share)
+        return kept.with_matrices(split)
 
     def _find_pieces(self, key: UnitKey, share: float) -> list[Piece]:
         return list(rest_pieces(self._units[key].layout, share))
 
 
-def _matrix(
-    kept: Matrix | None, rest: LayerWeights, rest_in_ram: LayerWeights, name: str, share: float
-) -> Matrix:
+def _split(kept: Matrix | None, streamed: Matrix, in_ram: Matrix, share: float) -> SplitMatrix:
+    """What is kept of a matrix and its rest, of which a share was streamed."""
+    num_rows = in_ram.out_features
+    border = part_rows(num_rows, share)
     on_card = [] if kept is None else [kept]
-    in_ram = None
-    if name in rest:
-        streamed, source = rest.matrix(name), rest_in_ram.matrix(name)
-        border = part_rows(streamed.out_features, share)
-        on_card += [streamed.rows(0, border)] if border else []
-        in_ram = source.rows(border, source.out_features) if border < source.out_features else None
-    return SplitMatrix(tuple(on_card), in_ram)
+    on_card += [streamed.rows(0, border)] if border else []
+    return SplitMatrix(tuple(on_card), in_ram.rows(border, num_rows) if border < num_rows else None)

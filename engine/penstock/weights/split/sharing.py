@@ -50,11 +50,12 @@ class Sharing(NamedTuple):
         assert config.num_threads is not None
         beside = choose_kernels(_on_host(config), config.num_threads)
         shared = SharedKernels(kernels, beside, lane.handover())
+        rates = rates if plan.shares_experts else None
         if plan.kept_share is None:
             return cls(tensors, reader, shared, expert_rates=rates)
         halves = split_rows(tensors, plan.kept_share)
         whole, parts = ({unit.key: unit for unit in each.units} for each in (tensors, halves))
-        return cls(halves, SplitReader(reader, whole, parts), shared, SharedRows(parts, share_of))
+        return cls(halves, SplitReader(reader, whole, parts), shared, SharedRows(parts, share_of), rates)
 
 
 def streamed_share(

@@ -1,4 +1,5 @@
-"""SplitReader: brings what a card keeps of a layer, and the rest, from a reader of whole layers."""
+"""SplitReader: brings what a card keeps of a layer, and the rest, from a reader of whole layers. Experts
+stay whole, and come straight from that reader."""
 
 from __future__ import annotations
 
@@ -25,12 +26,14 @@ class SplitReader:
         """`whole` and `parts` are the units of the model before and after split_rows()."""
         self._reader = reader
         self._whole, self._parts = whole, parts
-        self._left = set(parts)
+        self._left = {key for key in parts if key.expert is None}
         self._buffer: Tensor | None = None
         self._held: UnitKey | None = None
         self._thread = ThreadPoolExecutor(1, "penstock-split-reader")
 
     def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
+        if key.expert is not None:
+            return self._reader.submit(key, buffer)
         return self._thread.submit(self._read, key, buffer)
 
     def close(self) -> None:
@@ -40,7 +43,7 @@ class SplitReader:
     def _read(self, key: UnitKey, target: Tensor) -> int:
         whole, num_bytes = self._whole[key._replace(plane=None)], 0
         if self._buffer is None:
-            largest = max(unit.num_bytes for unit in self._whole.values())
+            largest = max(unit.num_bytes for key, unit in self._whole.items() if key.expert is None)
             self._buffer = aligned_buffer(round_up(largest))
         if self._held != whole.key:
             self._held = None

@@ -236,14 +236,14 @@ class DemandTier:
                 return has_begun
             if not self.slots.make_room(self._kept(), self._num_in_sweep, takes_pinned):
                 return has_begun
-            self._begin(key)
+            self.begin(key)
             has_begun = True
         for key in self.expected.to_read():
             if self.arrivals.is_closed or not self._can_read_early:
                 break
             if not self.slots.make_room(self._kept(), self._num_in_sweep, takes_pinned=False):
                 break
-            self._begin(key)
+            self.begin(key)
             self.expected.begin(key)
         return has_begun
 
@@ -266,7 +266,8 @@ class DemandTier:
         """Units that give no slot up."""
         return self.expected.kept.union(self._wanted) if self.expected.kept else self._wanted
 
-    def _begin(self, key: UnitKey) -> None:
+    def begin(self, key: UnitKey) -> None:
+        """Read a unit into a free slot."""
         self.slots.begin(key)
         place = key.stack, key.layer
         self.num_arrived[place] = self.num_arrived.get(place, 0) + 1

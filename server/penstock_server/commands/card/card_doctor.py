@@ -9,7 +9,6 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,10 @@ from penstock.measure import device_rates
 from penstock.memory.cuda_lane import CudaLane
 from penstock.memory.hardware import num_physical_cores, pinnable_bytes, total_memory_bytes
 from penstock.memory.lane import gpu_trouble
+from penstock.memory.rates import crossing_s
 
 #: Seconds after which a trial counts as one that hangs.
 TRIAL_S = 600
-ROUND_TRIPS = 50
 
 
 def run_card_doctor(
@@ -125,23 +124,8 @@ def _kernels(device: torch.device, cache_dir: Path) -> dict[str, Any]:
 
 def _rates(device: torch.device, cache_dir: Path) -> dict[str, float]:
     rates = device_rates(EngineConfig(), device, cache_dir)
-    return rates | {"to the processor and back, us": 1e6 * _round_trip_s(device)}
-
-
-def _round_trip_s(device: torch.device) -> float:
-    """Seconds of handing a row over to the processor and back, where the processor does nothing."""
     with contextlib.closing(CudaLane(device.index)) as lane:
-        handover = lane.handover()
-        x = torch.zeros(1, 4096, device=lane.torch_device)
-        started = 0.0
-        for number in range(ROUND_TRIPS + 1):
-            handover.begin(x, 4096, lambda rows: rows)
-            handover.join()
-            if number == 0:
-                lane.link.synchronize()
-                started = time.perf_counter()
-        lane.link.synchronize()
-        return (time.perf_counter() - started) / ROUND_TRIPS
+        return rates | {"to the processor and back, us": 1e6 * crossing_s(lane)}
 
 
 def _trial_in_a_process(device: str) -> dict[str, str]:

@@ -3,7 +3,8 @@ lie. Pure.
 
 Moving an expert takes the same time for one token and for many; computing an expert takes longer with more
 tokens. So the experts with the most tokens move, and the question is how many. Both lanes work at the same
-time, and a layer waits for the later one.
+time, and a layer waits for the later one. Experts that come from the disk pass through RAM: either all of a
+layer's go on to the card, or the processor computes each of them when it is there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from penstock.memory.hardware import HardwareProfile, ProductRates
-from penstock.memory.planning.product_split import CROSSING_S
 from penstock.memory.planning.product_times import product_s
 from penstock.spec import ExpertFootprint
 
@@ -28,6 +28,15 @@ CALLS_S = 30e-6
 #: Tokens for which the processor computes experts of a layer, an expert's tokens each counted: the card holds
 #: the activations of all of them at once.
 MOST_TOKENS = 512
+
+
+class Choice(NamedTuple):
+    """Who computes the experts of a layer that the card lacks."""
+
+    #: Of those in RAM, so many that move to the card, those with the most tokens first.
+    num_moved: int
+    #: Those that come from the disk stay in RAM, where the processor computes them.
+    stays: bool
 
 
 class ExpertLoad(NamedTuple):
@@ -50,24 +59,60 @@ class ExpertRates:
     processor_s: Callable[[float], float]
     card_s: Callable[[float], float]
     #: Seconds on the way from the card to the processor and back, in a layer.
-    crossings_s: float = CROSSINGS_PER_LAYER * CROSSING_S
+    crossings_s: float
+    #: Reads of experts from the disk; 0: not known, and what comes from there goes on to the card.
+    disk_bps: float = 0.0
 
     @property
     def move_s(self) -> float:
         return self.num_bytes / self.link_bps
 
-    def layer_s(self, experts: Sequence[ExpertLoad], num_moved: int, card_s: float = 0.0) -> float:
+    @property
+    def disk_s(self) -> float:
+        return self.num_bytes / self.disk_bps if self.disk_bps else 0.0
+
+    def layer_s(
+        self,
+        experts: Sequence[ExpertLoad],
+        num_moved: int,
+        card_s: float = 0.0,
+        coming: Sequence[ExpertLoad] = (),
+        stays: bool = False,
+    ) -> float:
         """The experts of a layer, if the link moves the first `num_moved` of `experts`, which lie in RAM, and
         the processor computes the others. The experts that the card has already take `card_s`.
 
             t(k) = max(card_s + card(first k), k * move + card(k-th), crossings + slowed(processor(others)))
-        """
+
+        The `coming` experts come from the disk, one after the other. Either each moves to the card when it is
+        there and the link has moved the k and those before it. Or they stay in RAM (`stays`), where the
+        processor computes each when it is there and the processor is done with all before it."""
         moved, computed = experts[:num_moved], experts[num_moved:]
         moving_s = self.move_s * sum(each.number for each in moved)
-        at_once_s = card_s + sum(each.number * self.card_s(each.num_tokens) for each in moved)
         last_s = self.card_s(moved[-1].num_tokens) if moved else 0.0
+        card_s += sum(each.number * self.card_s(each.num_tokens) for each in moved)
         there_s = self.crossings_s + self.processor_window_s(computed, moving_s) if computed else 0.0
-        return max(at_once_s, moving_s + last_s, there_s)
+        return self._with_coming_s(coming, stays, moving_s, max(card_s, moving_s + last_s), there_s)
+
+    def _with_coming_s(
+        self, coming: Sequence[ExpertLoad], stays: bool, moving_s: float, card_s: float, there_s: float
+    ) -> float:
+        """A layer in which link, card and processor have other experts until `moving_s`, `card_s` and
+        `there_s`."""
+        from_disk_s = 0.0
+        there_s = max(there_s, moving_s) if stays and coming else there_s
+        for each in coming:
+            from_disk_s += each.number * self.disk_s
+            if stays:
+                there_s = max(there_s, from_disk_s) + each.number * self.alone_s(each)
+            else:
+                moving_s = max(moving_s, from_disk_s) + each.number * self.move_s
+                card_s = max(card_s, moving_s) + each.number * self.card_s(each.num_tokens)
+        return max(card_s, there_s)
+
+    def alone_s(self, expert: ExpertLoad) -> float:
+        """The processor's seconds for an expert that it computes by itself."""
+        return self.crossings_s + self.processor_s(expert.num_tokens)
 
     def processor_window_s(self, experts: Sequence[ExpertLoad], moving_s: float = 0.0) -> float:
         """The processor's seconds for these experts, while the link copies for the first `moving_s` of them.
@@ -86,31 +131,43 @@ class ExpertRates:
             return alone_s / share
         return alone_s + (1 - share) * moving_s
 
-    def num_moved(self, experts: Sequence[ExpertLoad], card_s: float = 0.0) -> int:
-        """How many of `experts` (those with the most tokens come first), which lie in RAM, the link moves, so
-        that layer_s() is least. Of equal numbers, the smallest. The others have at most MOST_TOKENS."""
+    def choose(
+        self, experts: Sequence[ExpertLoad], card_s: float = 0.0, coming: Sequence[ExpertLoad] = ()
+    ) -> Choice:
+        """The choice with the least layer_s(). Of `experts` and of `coming`, those with the most tokens come
+        first. Of equal choices, the one that moves fewest. The processor gets at most MOST_TOKENS."""
+        tokens = [0.0, *itertools.accumulate(each.number * each.num_tokens for each in (*experts, *coming))]
+        total, best, best_s = tokens[len(experts)], Choice(len(experts), False), float("inf")
+        for stays in (True, False) if coming and self.disk_bps else (False,):
+            most = MOST_TOKENS - (tokens[-1] - total if stays else 0.0)
+            seconds = self._layer_s_of(experts, card_s, coming, stays)
+            for number in range(len(experts) + 1):
+                if total - tokens[number] <= most and (found_s := seconds(number)) < best_s:
+                    best, best_s = Choice(number, stays), found_s
+        return best
+
+    def _layer_s_of(
+        self, experts: Sequence[ExpertLoad], card_s: float, coming: Sequence[ExpertLoad], stays: bool
+    ) -> Callable[[int], float]:
+        """layer_s() by the number of experts that move, in a few additions for each."""
 
         def sums(amount: Callable[[ExpertLoad], float]) -> list[float]:
             """Of the first 0, 1, 2, ... experts."""
             return [0.0, *itertools.accumulate(each.number * amount(each) for each in experts)]
 
-        counts, tokens = sums(lambda each: 1), sums(lambda each: each.num_tokens)
-        cards = sums(lambda each: self.card_s(each.num_tokens))
+        counts, cards = sums(lambda each: 1), sums(lambda each: self.card_s(each.num_tokens))
         alone = sums(lambda each: self.processor_s(each.num_tokens))
         last = [0.0, *(self.card_s(each.num_tokens) for each in experts)]
-        best, best_s = len(experts), float("inf")
-        for number in range(len(experts) + 1):
-            if tokens[-1] - tokens[number] > MOST_TOKENS:
-                continue
-            moving_s = counts[number] * self.move_s
-            there_s = 0.0
+
+        def seconds(number: int) -> float:
+            moving_s, there_s = counts[number] * self.move_s, 0.0
             if number < len(experts):
                 left = counts[-1] - counts[number]
                 there_s = self.crossings_s + self._slowed(alone[-1] - alone[number], left, moving_s)
-            seconds = max(card_s + cards[number], moving_s + last[number], there_s)
-            if seconds < best_s:
-                best, best_s = number, seconds
-        return best
+            on_card_s = max(card_s + cards[number], moving_s + last[number])
+            return self._with_coming_s(coming, stays, moving_s, on_card_s, there_s)
+
+        return seconds
 
 
 @lru_cache(maxsize=16)
@@ -130,6 +187,8 @@ def expert_rates(
         hardware.memory_read_gbps * 1e9,
         lambda num_tokens: CALLS_S + processor(rows_per_token * num_tokens),
         lambda num_tokens: card(rows_per_token * num_tokens),
+        CROSSINGS_PER_LAYER * lane.crossing_s,
+        hardware.disk.read_gbps * 1e9 if hardware.disk else 0.0,
     )
 
 

@@ -20,6 +20,8 @@ class PlannedLanes(NamedTuple):
     processor_s: float = 0.0
     #: How often a token passes through an expert that the processor computes.
     num_passes: float = 0.0
+    #: What layers wait for the last expert from the disk when it is in RAM.
+    behind_disk_s: float = 0.0
 
     def of(self, num_in_ram: float) -> tuple[float, float]:
         """The processor's seconds and passes if it computes so many experts in place of those that are
@@ -35,7 +37,7 @@ def planned_lanes(
 ) -> PlannedLanes:
     """What a step of `num_tokens` tokens should ask for when the slots are full. The card pins the most
     popular experts; its hits are taken for those that a cache has without the processor. Of the others, what
-    is in RAM is moved to the card or computed by the processor, and what is on disk goes on to the card."""
+    is in RAM is moved to the card or computed by the processor, and so is what comes from the disk."""
     if not num_tokens:
         return PlannedLanes(ExpertDemand())
     num_layers = experts.count / experts.per_layer
@@ -51,21 +53,24 @@ def planned_lanes(
     num_from_disk = sum(asked) * (1 - hit_rate(asked, max(num_slots, num_host_slots) / num_layers))
     share_in_ram = 1 - min(1.0, num_from_disk / num_missing) if num_missing else 0.0
     there = _times(missing, share_in_ram) if share_in_ram else []
+    coming = _times(missing, 1 - share_in_ram) if share_in_ram < 1 else []
     card_s = sum(each.number * rates.card_s(each.num_tokens) for each in on_card)
-    num_moved = rates.num_moved(there, card_s)
-    moved, computed = there[:num_moved], there[num_moved:]
-    num_in_ram = _count(computed)
+    num_moved, stays = rates.choose(there, card_s, coming)
+    moved, computed, staying = there[:num_moved], there[num_moved:], coming if stays else []
+    num_in_ram = _count(computed) + _count(staying)
     demand = ExpertDemand(
         num_layers * sum(asked),
         num_layers * (num_missing - num_in_ram),
-        num_layers * (num_missing - _count(there)),
+        num_layers * _count(coming),
         num_layers * num_in_ram,
     )
-    if not computed:
-        return PlannedLanes(demand)
-    window_s = rates.processor_window_s(computed, rates.move_s * _count(moved))
-    num_passes = num_layers * sum(each.number * each.num_tokens for each in computed)
-    return PlannedLanes(demand, num_layers * (rates.crossings_s + window_s), num_passes)
+    last_s = rates.alone_s(coming[0]) if stays else rates.move_s
+    behind_disk_s = num_layers * min(1.0, _count(coming)) * last_s if coming else 0.0
+    seconds = sum(each.number * rates.alone_s(each) for each in staying)
+    if computed:
+        seconds += rates.crossings_s + rates.processor_window_s(computed, rates.move_s * _count(moved))
+    num_passes = num_layers * sum(each.number * each.num_tokens for each in (*computed, *staying))
+    return PlannedLanes(demand, num_layers * seconds, num_passes, behind_disk_s)
 
 
 def _count(experts: Sequence[ExpertLoad]) -> float:

@@ -1,0 +1,102 @@
+"""The plan in which a card and the processor compute together, where this is faster. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.config import EngineConfig
+from penstock.errors import CapacityError
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.planning import plan as plans
+from penstock.memory.planning.cost import predict_step
+from penstock.memory.planning.experts import expert_plan
+from penstock.memory.planning.plan import MemoryPlan
+from penstock.memory.planning.shared_plan import MakePlan, may_share_products, product_note, split_plan
+from penstock.spec import ModelFootprint
+
+#: What has to be saved of a step, and what another step may lose: predictions are not more exact.
+LEAST_GAIN = 0.05
+#: Whether products are shared, and whether experts are; simple plans come first.
+KINDS = ((False, True), (True, False), (True, True))
+
+
+def with_processor(
+    alone: MemoryPlan,
+    footprint: ModelFootprint,
+    hardware: HardwareProfile,
+    config: EngineConfig,
+    make_plan: MakePlan,
+) -> MemoryPlan:
+    """The plan in which the lane is `alone`, or a faster one, in which a card and the processor share the
+    products of dense layers, experts, or both; with notes for people."""
+    best = alone
+    for kind in KINDS:
+        found = _shared(kind, alone, footprint, hardware, config, make_plan)
+        if found is not None and _is_faster(found, best, footprint, hardware, config):
+            best = found
+    notes = best.notes
+    if best.kept_share is not None:
+        notes += (product_note(best, alone, footprint, hardware, config),)
+    if best.shares_experts:
+        notes += (expert_plan.expert_note(best, alone, footprint, hardware, config),)
+    return replace(best, notes=notes)
+
+
+def _shared(
+    kind: tuple[bool, bool],
+    alone: MemoryPlan,
+    footprint: ModelFootprint,
+    hardware: HardwareProfile,
+    config: EngineConfig,
+    make_plan: MakePlan,
+) -> MemoryPlan | None:
+    """The plan that shares products, experts, or both; None if there is none."""
+    shares_products, shares_experts = kind
+    if shares_products and not may_share_products(alone, footprint, hardware, config):
+        return None
+    if shares_experts and not expert_plan.can_share(footprint, hardware, config):
+        return None
+    more_bytes = expert_plan.activation_bytes(footprint) if shares_experts else 0
+    found: MemoryPlan | None = None
+    try:
+        if shares_products:
+            found = split_plan(alone, footprint, config, more_bytes, make_plan)
+        elif expert_plan.lacks_experts(alone, footprint):
+            found = make_plan(footprint, more_bytes)
+    except CapacityError:
+        return None
+    if found is None or (shares_experts and not expert_plan.lacks_experts(found, footprint)):
+        return None
+    found = _with_handover(replace(found, shares_experts=shares_experts))
+    if shares_experts and found.num_host_expert_slots <= found.num_expert_slots:
+        return None
+    return found
+
+
+def _with_handover(plan: MemoryPlan) -> MemoryPlan:
+    """In RAM, the handover takes the place of some experts, if there is no other place."""
+    beyond = min(plan.host_used_bytes - plan.host_budget_bytes, plans.HANDOVER_BYTES)
+    if beyond <= 0 or not plan.num_host_expert_slots:
+        return plan
+    num_fewer = -(-beyond // plan.expert_slot_bytes)
+    return replace(plan, num_host_expert_slots=max(1, plan.num_host_expert_slots - num_fewer))
+
+
+def _is_faster(
+    found: MemoryPlan,
+    before: MemoryPlan,
+    footprint: ModelFootprint,
+    hardware: HardwareProfile,
+    config: EngineConfig,
+) -> bool:
+    """Whether a step gains in which the processor has a share, and no step loses."""
+    gains = False
+    for num_tokens in expert_plan.STEP_SIZES if footprint.experts.count else (1,):
+        was, now = (
+            predict_step(plan, footprint, hardware, config, num_tokens, num_tokens)
+            for plan in (before, found)
+        )
+        if now.seconds > (1 + LEAST_GAIN) * was.seconds:
+            return False
+        gains |= now.seconds <= (1 - LEAST_GAIN) * was.seconds and now.processor_share > 0
+    return gains
