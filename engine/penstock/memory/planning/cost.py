@@ -134,9 +134,7 @@ def predict_step(
     if plan.kept_share is not None and (
         work := split_work(plan, footprint, hardware, config, num_tokens, window)
     ):
-        return _shared_step(
-            work, window, footprint, hardware, num_tokens, num_sampled, rows, spilled_bytes
-        )
+        return _shared_step(work, window, footprint, hardware, num_tokens, num_sampled, rows, spilled_bytes)
     elements = num_tokens * footprint.token_elements + num_encoded * footprint.encoder_elements
     elements -= min(elements, int(window.num_passes * footprint.experts.elements))
     moved = _Moved.of(plan, footprint, demand, num_encoded, spilled_bytes)
