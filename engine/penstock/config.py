@@ -56,12 +56,13 @@ class KernelTuning:
 
     #: How far ahead of a product with one token its weights are prefetched.
     prefetch_bytes: int = 2048
-    #: The most rows of integers that are multiplied row by row.
+    #: Rows of integers up to which weights with a scale for each channel are always multiplied row by row;
+    #: more of them, up to 64, still are where they don't fill tiles of 16. Groups: at most 4.
     few_rows: int = 32
     #: Inputs of weights that are packed at a time.
     panel_inputs: int = 2048
-    #: The most rows of integers that lie in lanes, for which weights are used as they lie; with more, weights
-    #: with a scale for each channel are packed.
+    #: The most rows of integers that lie in lanes, for which weights are used as they lie; with more than
+    #: that and than 64, weights with a scale for each channel are packed.
     lane_rows: int = 128
     #: Threads of a product with one token, which waits for memory; 0: all threads.
     read_threads: int = 0

@@ -48,6 +48,12 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x / scale[..., None]).round().to(torch.int8), scale
 
 
+def as_float32(keys: Tensor, values: Tensor) -> LayerKV:
+    """Keys and values as FLOAT32 has them, also in their order in memory: on some processors torch's products
+    depend on it."""
+    return LayerKV(FLOAT32, (keys.contiguous(), values.contiguous()))
+
+
 class Int8Kernels(ReferenceKernels):
     """They know INT8, and no other layout."""
 
@@ -62,7 +68,7 @@ class Int8Kernels(ReferenceKernels):
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         k, v, k_scale, v_scale = kv.parts
         keys, values = k * k_scale[..., None], v * v_scale[..., None]
-        return plain.paged_attention(q, LayerKV(FLOAT32, (keys.transpose(2, 3), values)), batch, spec)
+        return plain.paged_attention(q, as_float32(keys.transpose(2, 3), values), batch, spec)
 
 
 class RoundingKernels(ReferenceKernels):
@@ -84,9 +90,7 @@ class RowKernels(ReferenceKernels):
 
     def paged_attention(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         k, v = kv.parts[0].float().view(-1, BLOCK_SIZE, 2, HEADS, HEAD_DIM).unbind(2)
-        return plain.paged_attention(
-            q, LayerKV(FLOAT32, (k.permute(0, 2, 3, 1), v.transpose(1, 2))), batch, spec
-        )
+        return plain.paged_attention(q, as_float32(k.permute(0, 2, 3, 1), v.transpose(1, 2)), batch, spec)
 
 
 GENERATOR = random.Random(7)

@@ -58,6 +58,22 @@ def test_ranges_are_what_the_file_holds(file: Path, part_pages: int, num_parts: 
                 assert ends == sorted(ends)
 
 
+def test_a_plain_read_that_is_refused_at_once_is_told_each_time() -> None:
+    """A file that was changed after it was opened is refused before anything is read."""
+
+    def refuse() -> Future[int]:
+        raise CorruptFile("the file has changed")
+
+    reads = OrderedReads()
+    buffer = aligned_buffer(PAGE)
+    read = reads.give(-1, 0, buffer.data_ptr(), PAGE, refuse)
+    for _ in range(2):
+        with pytest.raises(CorruptFile, match="has changed"):
+            read.result()
+    assert isinstance(read.exception(), CorruptFile) and read.done()
+    reads.close()
+
+
 def test_what_ends_early_is_read_in_the_plain_way_and_told(file: Path) -> None:
     with DirectReader() as reader:
         reader.order(file, 0, PAGE, aligned_buffer(PAGE))

@@ -144,9 +144,11 @@ class DraftModel:
         config: EngineConfig,
         offline: bool = False,
         hardware: HardwareProfile | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> DraftModel:
         """Load a draft model by its name, wholly into memory, within the budget of `config`: onto the card of
-        a model on a card, if it fits there (config.draft_device), else into the host's memory. Raises what
+        a model on a card, if it fits there (config.draft_device), else into the host's memory. `tokenizer`
+        stands for that of a folder without tokenizer files. Raises what
         Engine.load() raises, CapacityError if the model does not fit, and ConfigError for a kind of model
         that can't draft."""
         own = own_config(config)
@@ -160,9 +162,9 @@ class DraftModel:
 
         try:
             check_spec(spec, "be a draft model")
-            tokenizer = begin_tokenizer(folder, opened)
+            words = tokenizer or begin_tokenizer(folder, opened)
             planned = plan_beside(opened, own, config, hardware, settle)
-            loaded = begin_reading(planned, tokenizer)
+            loaded = begin_reading(planned, words)
         except BaseException:
             opened.store.close()
             raise

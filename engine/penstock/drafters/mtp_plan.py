@@ -69,7 +69,12 @@ class PlannedMTP:
             if opened is not None:
                 opened.store.close()
             raise
-        if config.mtp == "auto" and not found.pays(config):
+        try:
+            is_worth_it = config.mtp != "auto" or found.pays(config)
+        except BaseException:
+            found.close()
+            raise
+        if not is_worth_it:
             found.close()
             return None
         return found

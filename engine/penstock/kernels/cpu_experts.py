@@ -88,7 +88,8 @@ class NativeExperts:
         arriving: Arriving,
     ) -> None:
         """compute() of experts that one call takes."""
-        scratch = torch.empty(scratch_bytes(len(experts), num_padded, experts[0][0].row_bytes) // 4)
+        row_bytes = max(record.row_bytes for record, _, _ in experts)
+        scratch = torch.empty(scratch_bytes(len(experts), num_padded, row_bytes) // 4)
         num_there, records, code = len(experts) - len(arriving), _in_memory(experts), gated_code(function)
         tickets, first = arriving.tickets(), 0
         while first < len(experts):
@@ -120,6 +121,9 @@ class UncomputedExperts(NativeExperts):
         self, scores: Tensor, ranked: Tensor, num_chosen: int, least_sum: float | None, scaling: float
     ) -> Routed:
         return self._plain.choose(scores, ranked, num_chosen, least_sum, scaling)
+
+    def _compute_arriving(self, *operands: Any) -> None:
+        settle_all(cast(Arriving, operands[-1]))
 
 
 def _in_calls(experts: Sequence[_Given]) -> Iterator[tuple[Sequence[_Given], int]]:

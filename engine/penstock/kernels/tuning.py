@@ -43,7 +43,7 @@ def trials(build: str, num_threads: int) -> list[Trial]:
     if build == _PACKING:
         found += [
             Trial("few_rows", (32, 16, 8, 64), (16, 32, 64)),
-            Trial("lane_rows", (128, 16, 512), (64, 256)),
+            Trial("lane_rows", (128, 64, 512), (128, 256)),
             Trial("panel_inputs", (2048, 1024), (1024,)),
         ]
     return found

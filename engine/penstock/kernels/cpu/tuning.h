@@ -7,11 +7,13 @@ enum { MOST_FEW_ROWS = 64, MOST_PANEL_INPUTS = 2048, MOST_LANE_ROWS = 1024 };
 static struct {
     /* How far ahead weights of one token are prefetched, in each stream; half as far for some 4-bit codes. Every build. */
     int64_t prefetch_bytes;
-    /* The most rows of integers that are multiplied row by row, AVX512-VNNI. One token always is. */
+    /* Rows of integers up to which weights are always multiplied row by row, AVX512-VNNI; more of them, up to
+     * MOST_FEW_ROWS, still are where they don't fill tiles. */
     int64_t few_rows;
     /* Inputs of a panel, AVX512-VNNI. */
     int64_t panel_inputs;
-    /* The most rows of integers that lie in lanes, AVX512-VNNI; with more, weights are packed into panels. */
+    /* The most rows of integers that lie in lanes, AVX512-VNNI; with more than that and than MOST_FEW_ROWS, weights are
+     * packed into panels. */
     int64_t lane_rows;
     /* Threads of a product with one token, which waits for memory; 0: all threads. Every build. */
     int64_t read_threads;

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <linux/aio_abi.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -141,6 +142,7 @@ static void take_ends(ordered_reads *q) {
 /* Linux lets a thread that wakes up run before threads that compute if its slices are shorter (6.12 and later); otherwise
  * it may wait for the end of a slice, some milliseconds, in which the disk is idle. Other systems refuse, which does no harm. */
 static void ask_for_short_slices(void) {
+    if (sched_getscheduler(0) != SCHED_OTHER) return;
     struct {
         uint32_t size, policy;
         uint64_t flags;
@@ -248,9 +250,11 @@ static bool is_under_way(ordered_reads *q, int ticket) {
 EXPORT int penstock_wait_for_read(ordered_reads *q, int ticket, int is_patient) {
     if (is_patient && is_under_way(q, ticket)) {
         const double began_s = now_s();
+        pthread_mutex_lock(&q->lock);
+        q->num_waiting_threads++; /* who closes the reads waits for this thread */
+        pthread_mutex_unlock(&q->lock);
         while (is_under_way(q, ticket) && now_s() < began_s + SPIN_S) {}
         pthread_mutex_lock(&q->lock);
-        q->num_waiting_threads++;
         while (is_under_way(q, ticket) && !q->is_closing) pthread_cond_wait(&q->ended, &q->lock);
         q->num_waiting_threads--;
         if (q->is_closing) pthread_cond_broadcast(&q->ended);

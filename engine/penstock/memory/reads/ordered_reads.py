@@ -89,7 +89,7 @@ class OrderedRead:
             has_failed = self.reads.states[self._ticket] != _DONE
             self.reads.free(self._ticket)
             if has_failed:
-                self._failure = CancelledError() if self.is_given_up else again().exception()
+                self._failure = CancelledError() if self.is_given_up else _failure_of(again)
         return self._failure
 
     def result(self) -> int:
@@ -113,6 +113,14 @@ class OrderedRead:
     def wait_for_any(self) -> None:
         """Until this read or another one of the same reads has ended, if this one has not."""
         self.reads.wait_for_any(self._ticket)
+
+
+def _failure_of(again: Callable[[], Future[int]]) -> BaseException | None:
+    """What reading the plain way raises, when it is asked for or later."""
+    try:
+        return again().exception()
+    except Exception as error:
+        return error
 
 
 class OrderedReads:

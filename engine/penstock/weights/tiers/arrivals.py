@@ -95,8 +95,12 @@ class Arrivals:
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        if self._ordered:
-            self._count_ordered()
+        try:
+            if self._ordered:
+                self._count_ordered()
+        except BaseException:
+            self._lock.release()
+            raise
 
     def __exit__(self, *exc: object) -> None:
         under_way = list[Future[int]]()

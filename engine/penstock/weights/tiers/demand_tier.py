@@ -259,6 +259,7 @@ class DemandTier:
         for key in self.expected.begun_beside(keys):
             if key in self.arrivals.units and self.slots.cancel(key):
                 self.expected.cancel(key)
+                self.num_arrived[key.stack, key.layer] -= 1
         self._early = self.expected.settle(keys) | self._early.intersection(keys)
         return self._early
 

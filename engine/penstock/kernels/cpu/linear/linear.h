@@ -197,10 +197,10 @@ INLINE int64_t exact_sum(const linear *l, int64_t column, int64_t token, int64_t
             const int64_t row = token * a->rows_per_token + part;
             const integer *restrict x = a->rows + row * a->padded + k;
             int32_t some = 0; /* 256 products of at most 2^15 * 2^7 */
-            if ((HAS_PAIRS && a->rows_per_token == 2) || a->in_tiles || a->flip || k < a->halved)
+            if ((HAS_PAIRS && a->rows_per_token == 2) || a->in_tiles || k < a->halved)
                 for (int64_t i = k; i < stop; i++) some += w[i - k] * (integer)(a->rows[activation_at(a, row, i)] ^ a->flip);
             else
-                for (int64_t i = 0; i < stop - k; i++) some += (int16_t)w[i] * (int16_t)x[i];
+                for (int64_t i = 0; i < stop - k; i++) some += (int16_t)w[i] * (int16_t)(integer)(x[i] ^ a->flip);
             dots[part] += some;
         }
     }

@@ -1,5 +1,4 @@
-/* Few rows with AVX512-VNNI: the rows stay in the L1 cache, and the weights are read once, without packing. Part of
- * vnni.h. */
+/* Few rows with AVX512-VNNI: weights are used as they lie, without packing. Part of vnni.h. */
 #pragma once
 
 /* One row of integers, or the two rows of one token, spread over lanes. Memory is the limit. So each thread reads four

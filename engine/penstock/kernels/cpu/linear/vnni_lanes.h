@@ -119,6 +119,7 @@ static const lanes_fn LANES_FNS[LANE_TILES][3] = {{lanes_1_12, lanes_1_4, lanes_
                                                   {lanes_3_8, lanes_3_4, lanes_3_1},
                                                   {lanes_4_6, lanes_4_4, lanes_4_1}};
 static const int MOST_LANE_CHANNELS[LANE_TILES] = {12, 12, 8, 6};
+_Static_assert(LANES_EXPANDED <= LANE_TILES * TILE, "codes in steps: panels of one product have strips of the same channels");
 
 /* How many channels are computed together where so many are left. */
 INLINE int lane_channels(int tiles, int64_t left) {
@@ -126,7 +127,8 @@ INLINE int lane_channels(int tiles, int64_t left) {
     return left >= most ? most : left >= 4 ? 4 : 1;
 }
 
-/* The weights of a strip's channels over some inputs as INT8, zeros up to a multiple of 64. */
+/* The weights of a strip's channels over some inputs as INT8. What lies behind them up to a multiple of 64 meets activations
+ * of 0 and counts in `sums`, too. */
 static _Thread_local int8_t lane_room[LANE_CHANNELS][LANE_INPUTS] __attribute__((aligned(64)));
 NOINLINE void fill_lane_room(const lane_strip *s, int64_t k, int64_t inputs) {
     const linear *l = s->l;
@@ -233,7 +235,7 @@ static void lane_panel(const linear *l, int64_t column, int64_t column_end, int6
         const bool fetches = next < column_end ? tile == 0 : is_last;
         s.next = fetches ? l->qweight + next_column(l, next) * l->row_bytes : NULL;
         if (l->kind == INT4_STEPS && !find_far_steps(l, c, 1, s.channels, 0)) {
-            linear_rest(l, c, next);
+            if (!tile) linear_rest(l, c, next); /* all tokens */
             continue;
         }
         s.sums = tile ? NULL : sums + (c - column);
