@@ -307,6 +307,18 @@ def test_the_way_from_a_card_and_back_is_measured_once(tmp_path: Path) -> None:
     assert hardware_profile(None, measure, cache, device=CARD).lane.crossing_s == 20e-6
 
 
+def test_a_card_whose_crossing_fails_serves_with_the_assumed_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> float:
+        raise RuntimeError("cuLaunchHostFunc: not supported")
+
+    rates = {"memory_gbps": 100.0, "host_to_device_gbps": 10.0, "int8_gops": 1000.0}
+    measure = replace(IDLE, device=lambda: rates, crossing_s=refuse)
+    profile = hardware_profile(None, measure, tmp_path / "rates.json", device=CARD)
+    assert profile.lane.crossing_s == CROSSING_S and "cuLaunchHostFunc: not supported" in caplog.text
+
+
 def no_rate(*_: object) -> Any:
     raise AssertionError("a rate that is kept is not measured")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from penstock.errors import CapacityError
+from penstock.errors import CapacityError, HandoverError
 from penstock.memory import kept_rates
 from penstock.memory.hardware import (
     DeviceProfile,
@@ -76,8 +76,14 @@ def hardware_profile(
         device = replace(device, **rates.of(key, measure.device))
         if (crossing_s := measure.crossing_s) is not None:
             # Under a key of its own, so that files that were kept before it was measured stay good.
-            crossing = rates.of(f"crossing, {key}", lambda: {"crossing_s": crossing_s()})
-            device = replace(device, **crossing)
+            try:
+                crossing = rates.of(f"crossing, {key}", lambda: {"crossing_s": crossing_s()})
+            except (HandoverError, RuntimeError) as error:
+                logger.warning(
+                    "%s: the way to the processor and back is not measured: %s", device.name, error
+                )
+            else:
+                device = replace(device, **crossing)
     rates.keep(keeps_better)
     return HardwareProfile(
         num_cores=num_cores,
