@@ -79,7 +79,7 @@ INLINE void fetch_streams(streams *next) {
 #include "row_tiles.h"
 #include "vnni_few.h"
 
-/* More than a few rows: a panel of 64 channels by some inputs is packed (a lane per channel, four inputs each) into
+/* Rows that are too many for lanes, and groups: a panel of 64 channels by some inputs is packed (a lane per channel, four inputs each) into
  * memory that stays in the core's caches, and all rows pass over the panel, six at a time. With few rows, a panel
  * fits into the L1 cache, so that packing and arithmetic alternate while memory delivers. With many rows, a panel has
  * so many inputs that its sums are rarely stored. A thread keeps its panel from call to call. */
