@@ -105,14 +105,29 @@ def stream(num_layers: int, resident: set[int], num_slots: int, reader: FakeRead
     return host_streamer(layers_of(num_layers), reader, resident, num_slots)
 
 
-def sweep(streamer: LayerStreamer, until: int | None = None) -> Iterator[int]:
-    for index, weights in enumerate(streamer.layers()):
-        values = weights.vector("x")
-        assert (values == index).all()
-        yield index
-        assert (values == index).all(), "overwritten while it was lent"
-        if index == until:
-            return
+def sweep(streamer: LayerStreamer, until: int | None = None, most: int = 1) -> Iterator[int]:
+    index = 0
+    for run in streamer.runs(DECODER, most):
+        assert 1 <= len(run) <= most
+        values = [weights.vector("x") for weights in run]
+        for place, each in enumerate(values, index):
+            assert (each == place).all()
+            yield place
+            # All of a run stay, as long as nobody asks for the next one.
+            assert all((other == own).all() for own, other in enumerate(values, index)), (
+                "overwritten while lent"
+            )
+            if place == until:
+                return
+        index += len(run)
+
+
+def test_layers_that_stay_come_together() -> None:
+    """Once they are there: at first they come one by one."""
+    streamer = stream(9, {0, 1, 2, 4, 5, 6, 7}, 1, FakeReader())
+    lengths = [[len(run) for run in streamer.runs(DECODER, most)] for most in (8, 8, 3, 1)]
+    streamer.close()
+    assert lengths == [[1] * 9, [3, 1, 4, 1], [3, 1, 3, 1, 1], [1] * 9]
 
 
 @settings(deadline=None)
@@ -131,7 +146,8 @@ def test_any_sweeps_see_their_layers(
     streamer = stream(num_layers, resident, num_slots, reader)
     for until in sweeps:
         expected = min(until, num_layers - 1) + 1
-        assert list(sweep(streamer, until)) == list(range(expected))
+        most = data.draw(st.integers(1, 9))
+        assert list(sweep(streamer, until, most)) == list(range(expected))
     for index in resident:
         assert reader.order.count(index) == 1
     streamer.close()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.kernels import BatchLayout, ForwardingKernels, Kernels, LayerKV
 from penstock.kernels.sublayers.native import MOST_TOKENS
-from penstock.model.families.llama import Llama
+from penstock.model.families.llama import MOST_TOGETHER, Llama
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.layers import AttentionForm
 from penstock.model.norms import HeadNorms, Norm
@@ -83,11 +83,15 @@ def as_int8(kv: LayerKV) -> LayerKV:
     return LayerKV(INT8, tuple(torch.zeros(shape, dtype=torch.int8) for shape in shapes))
 
 
+def copy_of(kv: LayerKV) -> LayerKV:
+    return replace(kv, parts=tuple(part.clone() for part in kv.parts))
+
+
 def layer(
     spec: LlamaSpec, kernels: Kernels, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
 ) -> tuple[Tensor, ...]:
     """What a layer gives, and what it leaves in the cache."""
-    kv = replace(kv, parts=tuple(part.clone() for part in kv.parts))
+    kv = copy_of(kv)
     return Llama(spec, kernels, 3000).layer(0, weights, hidden, kv, batch), *kv.parts
 
 
@@ -103,6 +107,47 @@ def test_one_call_has_the_bits_of_many(kind: str, case: str) -> None:
             together = layer(spec, kernels, weights, hidden, kv, batch)
             apart = layer(spec, ForwardingKernels(kernels), weights, hidden, kv, batch)
             assert all(map(torch.equal, together, apart)), (sequences, dtype)
+
+
+@pytest.mark.skipif(not BUILDS, reason="no C kernels were compiled")
+@pytest.mark.parametrize("kind", BUILDS)
+@pytest.mark.parametrize("case", CASES)
+def test_layers_in_one_call_have_the_bits_of_layers_one_by_one(kind: str, case: str) -> None:
+    differences, matrices = CASES[case]
+    windows = {"sliding_windows": (19, 0, 19)} if "sliding_windows" in differences else {}
+    config = CONFIG | {"num_hidden_layers": 3}
+    spec, kernels = Llama._spec(config, **differences | windows), fast(kind, "int16")
+    own = weights_of(matrices)
+    weights = [
+        LayerWeights(own._tensors | {"input_norm": own.vector("input_norm") * factor})
+        for factor in (1.0, 2.0, -1.0)
+    ]
+    for sequences in STEPS:
+        hidden, kv, batch = step(sequences, torch.float16)
+        caches, others = [copy_of(kv) for _ in weights], [copy_of(kv) for _ in weights]
+        together = Llama(spec, kernels, 3000).layers(range(3), weights, hidden, caches, batch)
+        plain, expected = Llama(spec, ForwardingKernels(kernels), 3000), hidden
+        for index, (each, cache) in enumerate(zip(weights, others, strict=True)):
+            expected = plain.layer(index, each, expected, cache, batch)
+        assert together is not None and torch.equal(together, expected), sequences
+        for mine, other in zip(caches, others, strict=True):
+            assert all(map(torch.equal, mine.parts, other.parts)), sequences
+
+
+@pytest.mark.skipif(not BUILDS, reason="no C kernels were compiled")
+def test_layers_that_no_call_computes_come_one_by_one() -> None:
+    """Too many tokens, a layer with what the call doesn't have, kernels that see every operation."""
+    spec, kernels = Llama._spec(CONFIG | {"num_hidden_layers": 2}), fast(BUILDS[0], "int16")
+    weights = [weights_of("int8")] * 2
+    hidden, kv, batch = step([(40, MOST_TOKENS + 1)], torch.float16)
+    assert Llama(spec, kernels, 3000).layers(range(2), weights, hidden, [kv] * 2, batch) is None
+    hidden, kv, batch = step([(40, MOST_TOKENS)], torch.float16)
+    assert Llama(spec, kernels, 3000).layers(range(2), weights, hidden, [kv] * 2, batch) is not None
+    parallel = Llama._spec(CONFIG | {"num_hidden_layers": 2}, is_parallel=True)
+    assert Llama(parallel, kernels, 3000).layers(range(2), weights, hidden, [kv] * 2, batch) is None
+    forwarding = Llama(spec, ForwardingKernels(kernels), 3000)
+    assert forwarding.layers(range(2), weights, hidden, [kv] * 2, batch) is None
+    assert (forwarding.most_together, Llama(spec, kernels, 3000).most_together) == (1, MOST_TOGETHER)
 
 
 class Counted(ForwardingKernels):

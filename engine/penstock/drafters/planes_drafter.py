@@ -73,8 +73,8 @@ class UpperPlanes:
 
     def begin_step(self, num_tokens: int) -> None: ...
 
-    def layers(self, stack: str) -> Generator[LayerWeights, None, None]:
-        yield from self._layers
+    def runs(self, stack: str, most: int) -> Generator[list[LayerWeights], None, None]:
+        yield from ([weights] for weights in self._layers)
 
     def synchronize(self) -> None:
         self._streamer.synchronize()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.generation.layer_caches import KVSweep, layer_caches
 from penstock.generation.model_inputs import EncodedInputs, ModelInputs
+from penstock.kernels import BatchLayout
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.model.family import Family
@@ -32,7 +33,9 @@ class LayerSource(Protocol):
     def begin_step(self, num_tokens: int) -> None:
         """The layers that are asked for next are for a step of so many tokens."""
 
-    def layers(self, stack: str) -> Generator[LayerWeights, None, None]: ...
+    def runs(self, stack: str, most: int) -> Generator[list[LayerWeights], None, None]:
+        """One sweep of a stack: layers that follow each other and are there at the same time, at most `most`,
+        and then the next ones. They are valid until the next ones are asked for."""
 
     def synchronize(self) -> None: ...
 
@@ -90,7 +93,7 @@ class Executor:
         self,
         inputs: ModelInputs,
         is_cancelled: Callable[[], bool] = lambda: False,
-        observe: Callable[[int, Tensor], None] = lambda index, hidden: None,
+        observe: Callable[[int, Tensor], None] | None = None,
     ) -> Iterator[Tensor]:
         """Sweep, as sweep() says. Returns the logits of the wanted rows in order, on the host, in parts:
         float32 [at most max_rows, vocab_size]. A part is computed when the caller asks for it, and raises
@@ -110,13 +113,14 @@ class Executor:
         self,
         inputs: ModelInputs,
         is_cancelled: Callable[[], bool] = lambda: False,
-        observe: Callable[[int, Tensor], None] = lambda index, hidden: None,
+        observe: Callable[[int, Tensor], None] | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
         """Hidden states of the step's tokens after the last layer, float32 [num_tokens, hidden_size], on the
         compute device. K and V of the tokens are written. Inputs that have to be encoded are encoded before.
 
-        is_cancelled() is called before each layer. If is_cancelled() says yes, sweep() raises Cancelled. The
+        is_cancelled() is called before each layer, or before some layers that are computed in one call. If
+        is_cancelled() says yes, sweep() raises Cancelled. The
         KV cache then holds the step's tokens for some layers only, so the tokens must be computed again.
         observe(index, hidden) gets the hidden states after each layer. `hidden` is what the layers before the
         first one here made of the step's tokens; None: the tokens are embedded.
@@ -126,7 +130,7 @@ class Executor:
         with self.caches.sweep(inputs) as kv:
             if encoded is not None:
                 names = family.encoder_stack_names
-                self._sweep(names, encoded, kv, is_cancelled, lambda index, hidden: None)
+                self._sweep(names, encoded, kv, is_cancelled, None)
             return self._sweep(family.stack_names, inputs, kv, is_cancelled, observe, hidden)
 
     def _sweep(
@@ -135,7 +139,7 @@ class Executor:
         inputs: ModelInputs | EncodedInputs,
         kv: KVSweep,
         is_cancelled: Callable[[], bool],
-        observe: Callable[[int, Tensor], None],
+        observe: Callable[[int, Tensor], None] | None,
         hidden: Tensor | None = None,
     ) -> Tensor:
         device, positions = self._streamer.torch_device, inputs.layout.positions
@@ -144,18 +148,45 @@ class Executor:
         hidden = hidden.to(device)
         layout = inputs.layout.to(device)
         counter = iter(self._places) if self._places else itertools.count()
+        # Whoever wants to see each layer's result, or adds adapters to it, gets the layers one by one.
+        most = 1 if observe is not None or inputs.adapters is not None else self._family.most_together
         for stack in stacks:
             compute = self._family.layer_of(stack)
-            with contextlib.closing(self._streamer.layers(stack)) as sweep:
-                for number, (weights, index) in enumerate(zip(sweep, counter, strict=False)):
+            numbers = itertools.count()
+            with contextlib.closing(self._streamer.runs(stack, most)) as sweep:
+                for run in sweep:
+                    indices = list(itertools.islice(counter, len(run)))
                     if is_cancelled():
                         raise Cancelled
-                    if inputs.adapters is not None:
-                        weights = inputs.adapters.onto(weights, stack, number)
-                    with kv.layer(self._family.kv_layer(stack, index), layout) as (own, rows):
-                        hidden = compute(index, weights, hidden, own, rows)
-                    observe(index, hidden)
+                    together = self._together(stack, indices, run, hidden, kv, layout)
+                    if together is not None:
+                        hidden = together
+                        continue
+                    for weights, index in zip(run, indices, strict=True):
+                        if is_cancelled():
+                            raise Cancelled
+                        if inputs.adapters is not None:
+                            weights = inputs.adapters.onto(weights, stack, next(numbers))
+                        with kv.layer(self._family.kv_layer(stack, index), layout) as (own, rows):
+                            hidden = compute(index, weights, hidden, own, rows)
+                        if observe is not None:
+                            observe(index, hidden)
         return hidden
+
+    def _together(
+        self,
+        stack: str,
+        indices: Sequence[int],
+        run: Sequence[LayerWeights],
+        hidden: Tensor,
+        kv: KVSweep,
+        layout: BatchLayout,
+    ) -> Tensor | None:
+        """What several layers make of the hidden states in one call. None: they are computed one by one."""
+        if len(run) == 1:
+            return None
+        caches = kv.layers([self._family.kv_layer(stack, index) for index in indices])
+        return None if caches is None else self._family.layers(indices, run, hidden, caches, layout)
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:

@@ -39,6 +39,10 @@ class KVSweep(Protocol):
         """What a layer computes with: its keys and values, and the layout by whose blocks and slots it finds
         them. Raises CorruptFile."""
 
+    def layers(self, indices: Sequence[int]) -> list[LayerKV] | None:
+        """The keys and values of several layers at the same time, with the step's own layout; None: they come
+        one by one."""
+
 
 class LayerCaches(Protocol):
     """A KV cache as layers see it."""
@@ -74,6 +78,9 @@ class ResidentCaches:
 
     def layer(self, index: int, layout: BatchLayout) -> AbstractContextManager[tuple[LayerKV, BatchLayout]]:
         return contextlib.nullcontext((self._layers[index], layout))
+
+    def layers(self, indices: Sequence[int]) -> list[LayerKV] | None:
+        return [self._layers[index] for index in indices]
 
     def expected_bytes(self, pasts: Iterable[Past]) -> int:
         return 0
@@ -125,6 +132,9 @@ class _SpilledSweep(NamedTuple):
     rows: _Rows
     copies: Copies
     turns: Turns | None
+
+    def layers(self, indices: Sequence[int]) -> list[LayerKV] | None:
+        return None
 
     @contextlib.contextmanager
     def layer(self, index: int, layout: BatchLayout) -> Generator[tuple[LayerKV, BatchLayout], None, None]:

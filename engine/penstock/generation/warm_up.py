@@ -147,7 +147,7 @@ class _LargestTwice:
 
     def begin_step(self, num_tokens: int) -> None: ...
 
-    def layers(self, stack: str) -> Generator[LayerWeights, None, None]:
+    def runs(self, stack: str, most: int) -> Generator[list[LayerWeights], None, None]:
         experts = [unit for unit in self._units if unit.key.stack == stack and unit.key.expert is not None]
         expert = max(experts, key=_num_bytes).tensors if experts else ()
 
@@ -156,7 +156,7 @@ class _LargestTwice:
             yield [(number, weights) for number in numbers]
 
         for unit, times in self._chosen(stack):
-            yield from [_unread(unit.tensors, self.torch_device, ask)] * times
+            yield from [[_unread(unit.tensors, self.torch_device, ask)]] * times
 
     def places(self, stack: str) -> list[int]:
         """The places in the stack of the layers that come."""

@@ -42,5 +42,6 @@
 #include "cpu/attention.h"
 #include "cpu/heads.h"
 #include "cpu/sublayers/attention_sublayer.h"
+#include "cpu/sublayers/layers.h"
 #include "cpu/recurrence.h"
 #include "cpu/weights.h"

@@ -37,9 +37,9 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.native import NativeRecurrences
-from penstock.kernels.sublayers.attention_sublayer import Sublayers
 from penstock.kernels.sublayers.native import NativeSublayers
 from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, partial_bytes
+from penstock.kernels.sublayers.protocol import Sublayers
 
 logger = logging.getLogger(__name__)
 

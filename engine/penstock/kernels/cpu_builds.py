@@ -126,6 +126,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.penstock_read.restype = library.penstock_gated_experts.restype = _N
     library.penstock_tune.restype = _I
     library.penstock_write_kv.restype = library.penstock_attention_sublayer.restype = _I
+    library.penstock_layers.restype = _I
     return library
 
 
@@ -156,6 +157,9 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     ),
     "penstock_attention_sublayer": (
         _P, _P, _N, _P, _P, _N, _P, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _P, _N, _I, _P, _P, _P,
+    ),
+    "penstock_layers": (
+        _P, _N, _P, _N, _P, _P, _P, _N, _P, _P, _P, _N, _I, _F, _F, _I, _P, _P, _P, _P
     ),
     "penstock_short_conv": (_P, _N, _N, _P, _P, _N, _P, _P, _P, _P, _P, _P, _P, _P, _N),
     "penstock_recurrence": (

@@ -22,7 +22,7 @@ from penstock.kernels.operands import (
     Matrix,
     RouterFunction,
 )
-from penstock.kernels.sublayers.attention_sublayer import Sublayers
+from penstock.kernels.sublayers.protocol import Sublayers
 from penstock.spec import KV_LAYOUTS, KVLayout
 
 

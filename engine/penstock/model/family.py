@@ -4,7 +4,7 @@ architecture.py says. A family is code and holds no weights: weights are handed 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple
@@ -74,6 +74,21 @@ class Family(Architecture):
         """The function that computes the layers of a stack, which is layer() by default. The index that this
         function gets counts the layers of all stacks that are swept together."""
         return self.layer
+
+    #: How many layers layers() is asked for at once, at most. Between two calls a step can be cancelled.
+    most_together = 1
+
+    def layers(
+        self,
+        indices: Sequence[int],
+        weights: Sequence[LayerWeights],
+        hidden: Tensor,
+        caches: Sequence[LayerKV],
+        batch: BatchLayout,
+    ) -> Tensor | None:
+        """What layer() makes of the hidden states in layers that follow each other. None: this was not done,
+        and layer() has to do it."""
+        return None
 
     def kv_layer(self, stack: str, index: int) -> int:
         """The layer of the KV cache that a layer reads and writes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Collection, Generator, Sequence
 from functools import partial
@@ -104,8 +105,15 @@ class LayerStreamer:
             self._shared.begin_step(num_tokens)
 
     def layers(self, stack: str = DECODER) -> Generator[LayerWeights, None, None]:
-        """One sweep of a stack. A layer's weights are valid, for what is launched on the lane, until the next
-        layer is asked for.
+        """The layers of runs(), one by one."""
+        with contextlib.closing(self.runs(stack, 1)) as sweep:
+            for run in sweep:
+                yield from run
+
+    def runs(self, stack: str, most: int) -> Generator[list[LayerWeights], None, None]:
+        """One sweep of a stack: the next layer, with the layers behind it that stay in memory if it does, at
+        most `most` together. Their weights are valid, for what is launched on the lane, until the next ones
+        are asked for.
 
         Raises what reading raised (CorruptFile); the layer is read anew in the next sweep.
         """
@@ -116,27 +124,44 @@ class LayerStreamer:
         for buffer in self.tiers.take_back():
             self.lane.link.release(buffer)  # what a sweep that was given up has launched may still run
         try:
-            yield from self._sweep(stack, this_sweep)
+            yield from self._sweep(stack, this_sweep, most)
         finally:
             if this_sweep == self._num_sweeps:
                 self.current_layer = None
 
-    def _sweep(self, stack: str, this_sweep: int) -> Generator[LayerWeights, None, None]:
-        first = next(index for index, keys in enumerate(self._layers) if keys[0].stack == stack)
-        for index in range(first, first + self._stacks[stack]):
+    def _sweep(self, stack: str, this_sweep: int, most: int) -> Generator[list[LayerWeights], None, None]:
+        index = next(index for index, keys in enumerate(self._layers) if keys[0].stack == stack)
+        end = index + self._stacks[stack]
+        while index < end:
             self.current_layer = index
-            keys = self._layers[index]
+            layers = self._layers[index : index + self._num_there(index, min(end, index + most))]
             buffers: list[Tensor] = []
             try:
-                for key in keys:
-                    buffers.append(self._acquire(key))
-                yield self._views_of(keys, buffers)
+                run = list[LayerWeights]()
+                for keys in layers:
+                    for key in keys:
+                        buffers.append(self._acquire(key))
+                    run.append(self._views_of(keys, buffers[-len(keys) :]))
+                yield run
             finally:
                 # A sweep that was given up and is closed late takes nothing from the one that goes on.
                 if this_sweep == self._num_sweeps:
-                    for key, buffer in zip(keys, buffers, strict=False):  # the last one may have failed
+                    acquired = zip(
+                        itertools.chain(*layers), buffers, strict=False
+                    )  # the last one may have failed
+                    for key, buffer in acquired:
                         self.lane.link.release(buffer)
                         self.tiers.nearest.release(key)
+            index += len(layers)
+
+    def _num_there(self, first: int, end: int) -> int:
+        """How many layers from `first` on, and before `end`, can be in use at the same time: those that stay
+        in memory and are there, or the first one alone."""
+        settled = self.tiers.nearest.settled
+        for index in range(first, end):
+            if any(settled(key) is None for key in self._layers[index]):
+                return max(1, index - first)
+        return end - first
 
     def _acquire(self, key: UnitKey) -> Tensor:
         """Wait for a dense unit."""

@@ -6,20 +6,12 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor
 
 from penstock.kernels.expert_records import MatrixRecord, token_bytes
-from penstock.kernels.experts import GatedExpert
-from penstock.kernels.operands import (
-    AttentionSpec,
-    BatchLayout,
-    GatedFunction,
-    LayerKV,
-    Matrix,
-    address,
-)
+from penstock.kernels.operands import AttentionSpec, Matrix, address
 
 #: Cosines and sines of a step's tokens, each float32 [num_tokens, rotary_dim / 2]; None, None without rope.
 Turns = tuple[Tensor, Tensor] | tuple[None, None]
@@ -93,16 +85,3 @@ class AttentionSublayer:
         token_floats = 2 * qkv.out_features + o.in_features + 2
         product_bytes = max(token_bytes(each.in_features, each.num_groups) for each in (qkv, o))
         return NativeSublayer(ctypes.addressof(record), token_floats, product_bytes, (record, qkv, o))
-
-
-class Sublayers(Protocol):
-    """Part of Kernels. Results have the bits of the operations one by one. None as a result: these kernels
-    don't compute this in one call, with these weights or so many tokens, and nothing was written."""
-
-    def attend(
-        self, sublayer: AttentionSublayer, hidden: Tensor, kv: LayerKV, batch: BatchLayout, turns: Turns
-    ) -> tuple[Tensor, Tensor] | None:
-        """`summed` and `normed`, each [num_tokens, hidden_size]; the step's K and V are written."""
-
-    def gated_mlp(self, weights: GatedExpert, x: Tensor, function: GatedFunction) -> Tensor | None:
-        """down(f(gate x) * up x): [num_tokens, hidden_size] -> the same shape."""

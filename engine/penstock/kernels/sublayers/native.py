@@ -1,19 +1,22 @@
-"""NativeSublayers: parts of a layer in one call of cpu.c, for steps of a few tokens."""
+"""NativeSublayers: parts of a layer, and layers, in one call of cpu.c, for steps of a few tokens."""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.expert_records import padded_rows
+from penstock.kernels.expert_records import padded_rows, scratch_bytes
 from penstock.kernels.experts import ExpertKernels, GatedExpert
 from penstock.kernels.kv.clamped import ClampNotice
-from penstock.kernels.operands import BatchLayout, GatedFunction, LayerKV, address
-from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, Turns
+from penstock.kernels.operands import BatchLayout, GatedFunction, LayerKV, address, gated_code
+from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, NativeSublayer, Turns
 from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, partial_bytes
+from penstock.kernels.sublayers.whole_layer import WholeLayer
 
 #: With more tokens the single operations take so long that nothing is saved.
 MOST_TOKENS = 16
@@ -39,13 +42,11 @@ class NativeSublayers:
         known, (num_tokens, width) = sublayer.native, hidden.shape
         if known is None or num_tokens > MOST_TOKENS or kv.native[4] > MAX_HEAD_DIM:
             return None
-        (cos, sin), (head_dim, block_size) = turns, kv.native[4:]
+        cos, sin = turns
         y = torch.empty(2, num_tokens, width)
-        num_floats = num_tokens * known.token_floats + padded_rows(num_tokens) * known.product_bytes // 4
-        scratch = torch.empty(num_floats + ALIGNED // 4)  # the products' part begins at a multiple of ALIGNED
-        num_rows, num_keys = num_tokens * sublayer.spec.num_heads, batch.native[1] * block_size
-        num_partial_bytes = partial_bytes(num_rows, num_keys, head_dim)
-        partials = torch.empty(num_partial_bytes // 4) if num_partial_bytes else None
+        scratch = torch.empty(_scratch_floats(known, num_tokens))
+        num_bytes = _partial_bytes(sublayer, kv, batch, num_tokens)
+        partials = torch.empty(num_bytes // 4) if num_bytes else None
         has_clamped = self._library.penstock_attention_sublayer(
             known.address, hidden.data_ptr(), num_tokens, address(cos), address(sin),
             0 if cos is None else cos.shape[1], batch.slot_mapping.data_ptr(), *kv.native, *batch.native,
@@ -63,6 +64,47 @@ class NativeSublayers:
         y = torch.empty(num_tokens, weights.down.out_features)
         self._experts.compute(x, _rows(num_tokens), [(weights, 0, num_tokens)], function, y)
         return y
+
+    def layers(
+        self, layers: Sequence[WholeLayer], hidden: Tensor, batch: BatchLayout, function: GatedFunction
+    ) -> Tensor | None:
+        num_tokens, width = hidden.shape
+        records = [(each.attention.native, each.mlp.native) for each in layers]
+        known = [(attention, mlp) for attention, mlp in records if attention is not None and mlp is not None]
+        partials = {_partial_bytes(each.attention, each.kv, batch, num_tokens) for each in layers}
+        is_known = len(known) == len(layers) and (len(partials) == 1 or 0 not in partials)
+        if (
+            not is_known
+            or num_tokens > MOST_TOKENS
+            or any(each.kv.native[4] > MAX_HEAD_DIM for each in layers)
+        ):
+            return None
+        numbers = [number for each in layers for number in each.numbers]
+        y = torch.empty(4, num_tokens, width)
+        scratch = torch.empty(max(_scratch_floats(each, num_tokens) for each, _ in known))
+        row_bytes = max(mlp.row_bytes for _, mlp in known)
+        mlp_scratch = torch.empty(scratch_bytes(1, padded_rows(num_tokens), row_bytes) // 4)
+        shared = torch.empty(max(partials) // 4) if max(partials) else None
+        has_clamped = self._library.penstock_layers(
+            (ctypes.c_int64 * len(numbers))(*numbers), len(layers), hidden.data_ptr(), num_tokens,
+            _rows(num_tokens).data_ptr(), batch.slot_mapping.data_ptr(), *batch.native, *gated_code(function),
+            self._activation_bits, y.data_ptr(), scratch.data_ptr(), mlp_scratch.data_ptr(), address(shared),
+        )  # fmt: skip
+        if has_clamped:
+            self._notice.give()
+        return y[0]
+
+
+def _scratch_floats(known: NativeSublayer, num_tokens: int) -> int:
+    """For penstock_attention_sublayer. The products' part begins at a multiple of ALIGNED."""
+    return num_tokens * known.token_floats + (padded_rows(num_tokens) * known.product_bytes + ALIGNED) // 4
+
+
+def _partial_bytes(sublayer: AttentionSublayer, kv: LayerKV, batch: BatchLayout, num_tokens: int) -> int:
+    """Of partial results, where threads share sequences; else 0."""
+    head_dim, block_size = kv.native[4:]
+    num_rows, num_keys = num_tokens * sublayer.spec.num_heads, batch.native[1] * block_size
+    return partial_bytes(num_rows, num_keys, head_dim)
 
 
 @cache

@@ -1,8 +1,9 @@
-"""SublayerCalls: a layer of Llama's frame from its hidden state to the input of its mlp in one call of the
-kernels, where layer and kernels allow it. The plain form is Llama.layer()."""
+"""SublayerCalls: in one call of the kernels, a layer of Llama's frame from its hidden state to the input of
+its mlp, or several layers, where layers and kernels allow it. The plain form is Llama.layer()."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from penstock.kernels import BatchLayout, LayerKV
 from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, Turns
+from penstock.kernels.sublayers.native import MOST_TOKENS
+from penstock.kernels.sublayers.whole_layer import WholeLayer
 from penstock.model.norms import RMS, HeadNorms, Norm
 from penstock.weights.layer_weights import LayerWeights
 
@@ -39,14 +42,44 @@ class SublayerCalls:
         sublayers = family.kernels.sublayers
         if sublayers is None or weights.adapted is not None or batch.copied_rows is not None:
             return None
+        sublayer = self._sublayer(family, index, weights)
+        if sublayer is None:
+            return None
+        return sublayers.attend(sublayer, hidden, kv, batch, _turns(family, index, batch))
+
+    def layers(
+        self,
+        family: LlamaArchitecture,
+        indices: Sequence[int],
+        weights: Sequence[LayerWeights],
+        hidden: Tensor,
+        caches: Sequence[LayerKV],
+        batch: BatchLayout,
+    ) -> Tensor | None:
+        """The hidden state behind layers with gated mlps. None: nothing was computed."""
+        sublayers = family.kernels.sublayers
+        if sublayers is None or batch.copied_rows is not None or len(hidden) > MOST_TOKENS:
+            return None
+        together = list[WholeLayer]()
+        for index, own, kv in zip(indices, weights, caches, strict=True):
+            sublayer = self._sublayer(family, index, own)
+            if sublayer is None:
+                return None
+            together.append(WholeLayer(sublayer, own.gated, kv, _turns(family, index, batch)))
+        return sublayers.layers(together, hidden, batch, family.spec.activation)
+
+    def _sublayer(
+        self, family: LlamaArchitecture, index: int, weights: LayerWeights
+    ) -> AttentionSublayer | None:
         sublayer = self._known.get(weights, self)
         if isinstance(sublayer, SublayerCalls):
             sublayer = self._known[weights] = _sublayer(family, index, weights)
-        if sublayer is None:
-            return None
-        rope = family.ropes[index]
-        turns: Turns = (None, None) if rope is None else rope.at(batch)
-        return sublayers.attend(sublayer, hidden, kv, batch, turns)
+        return sublayer
+
+
+def _turns(family: LlamaArchitecture, index: int, batch: BatchLayout) -> Turns:
+    rope = family.ropes[index]
+    return (None, None) if rope is None else rope.at(batch)
 
 
 def _sublayer(family: LlamaArchitecture, index: int, weights: LayerWeights) -> AttentionSublayer | None:

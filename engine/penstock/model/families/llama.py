@@ -3,6 +3,7 @@ biases, in norms on the heads of q and k, and in sliding windows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -20,6 +21,8 @@ from penstock.model.norms import HeadNorms
 from penstock.model.recurrent.form import CONV
 from penstock.weights.layer_weights import LayerWeights
 
+#: Layers of one call of the kernels, at most.
+MOST_TOGETHER = 16
 #: RMS norms on the heads of q and k.
 HEAD_NORMS = AttentionForm(norms=HeadNorms())
 
@@ -80,6 +83,28 @@ class Llama(LlamaArchitecture):
         hidden = hidden + attended
         x = self._before("post_norm", weights, hidden)
         return hidden + self._behind("mlp_out_norm", weights, self.mlp(index, weights, x))
+
+    @property
+    def most_together(self) -> int:  # type: ignore[override]
+        return MOST_TOGETHER if self._calls_layers else 1
+
+    @cached_property
+    def _calls_layers(self) -> bool:
+        """Whether SublayerCalls computes several layers at once."""
+        own, plain = type(self), Llama
+        is_plain = own.layer is plain.layer and own.mlp is plain.mlp and own.attention is plain.attention
+        return is_plain and self.spec.has_gate and self.kernels.sublayers is not None
+
+    def layers(
+        self,
+        indices: Sequence[int],
+        weights: Sequence[LayerWeights],
+        hidden: Tensor,
+        caches: Sequence[LayerKV],
+        batch: BatchLayout,
+    ) -> Tensor | None:
+        calls = self._sublayers if self._calls_layers else None
+        return None if calls is None else calls.layers(self, indices, weights, hidden, caches, batch)
 
     @cached_property
     def _sublayers(self) -> SublayerCalls | None:

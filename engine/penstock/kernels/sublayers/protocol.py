@@ -1,0 +1,32 @@
+"""Sublayers: parts of a layer, and several layers, in one call of the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from penstock.kernels.experts import GatedExpert
+from penstock.kernels.operands import BatchLayout, GatedFunction, LayerKV
+from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, Turns
+from penstock.kernels.sublayers.whole_layer import WholeLayer
+
+
+class Sublayers(Protocol):
+    """Part of Kernels. Results have the bits of the operations one by one. None as a result: these kernels
+    don't compute this in one call, with these weights or so many tokens, and nothing was written."""
+
+    def attend(
+        self, sublayer: AttentionSublayer, hidden: Tensor, kv: LayerKV, batch: BatchLayout, turns: Turns
+    ) -> tuple[Tensor, Tensor] | None:
+        """`summed` and `normed`, each [num_tokens, hidden_size]; the step's K and V are written."""
+
+    def gated_mlp(self, weights: GatedExpert, x: Tensor, function: GatedFunction) -> Tensor | None:
+        """down(f(gate x) * up x): [num_tokens, hidden_size] -> the same shape."""
+
+    def layers(
+        self, layers: Sequence[WholeLayer], hidden: Tensor, batch: BatchLayout, function: GatedFunction
+    ) -> Tensor | None:
+        """The hidden state behind layers that follow each other, with gated mlps of one `function`:
+        [num_tokens, hidden_size] -> the same shape; the step's K and V are written in all of them."""
