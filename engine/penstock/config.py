@@ -42,6 +42,7 @@ def card_number(device: str) -> int | None:
 #: The values that parameters of a KernelTuning may have.
 TUNING_RANGES = {
     "prefetch_bytes": range(0, 65536 + 1, 64),
+    "prefetch_bytes_int4": range(0, 65536 + 1, 64),
     "few_rows": range(2, 64 + 1),
     "panel_inputs": range(256, 2048 + 1, 256),
     "lane_rows": range(16, 1024 + 1, 16),
@@ -54,8 +55,10 @@ class KernelTuning:
     """Parameters of the native kernels for the processor. The parameters decide how fast a product is; no bit
     of a result depends on them. A build that has no such choice ignores the parameter."""
 
-    #: How far ahead of a product with one token its weights are prefetched.
+    #: How far ahead of a product with one token its weights are prefetched, in each of four streams.
     prefetch_bytes: int = 2048
+    #: The same of 4-bit codes whose scales are steps or powers of two, which are one stream.
+    prefetch_bytes_int4: int = 12288
     #: Rows of integers up to which weights with a scale for each channel are always multiplied row by row;
     #: more of them, up to 64, still are where they don't fill tiles of 16. Groups: at most 4.
     few_rows: int = 32

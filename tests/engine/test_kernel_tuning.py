@@ -21,7 +21,7 @@ from penstock import kernels, measure
 from penstock.config import TUNING_RANGES, EngineConfig, KernelTuning
 from penstock.engine import Engine
 from penstock.errors import ConfigError
-from penstock.kernels import QuantizedTensor, choose_kernels, native_build
+from penstock.kernels import Int4Tensor, Matrix, QuantizedTensor, choose_kernels, native_build
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds, load_library
 from penstock.kernels.reference import ReferenceKernels
@@ -40,8 +40,8 @@ TUNINGS = [
         for value in trial.values
         if value != trial.values[0]
     ),
-    KernelTuning(65536, 2, 256, 1024, 1),
-    KernelTuning(64, 3, 768, 16, 2),
+    KernelTuning(65536, 65536, 2, 256, 1024, 1),
+    KernelTuning(64, 64, 3, 768, 16, 2),
 ]
 
 
@@ -106,7 +106,7 @@ def test_c_and_python_know_the_same_ranges() -> None:
             with pytest.raises(ConfigError, match=f"{name} is {value}; it must be {values[0]} to"):
                 KernelTuning(*given)
     with pytest.raises(ConfigError, match="the kernels refuse few_rows=32"):
-        set_parameters(lambda *_: 2, KernelTuning())
+        set_parameters(lambda *_: 3, KernelTuning())
 
 
 def test_a_tuning_is_read_from_text() -> None:
@@ -138,9 +138,11 @@ class Clocked:
     def use(self, tuning: KernelTuning) -> None:
         self.tuning = tuning
 
-    def linear(self, x: Tensor, weight: QuantizedTensor) -> None:
-        t, rows = self.tuning, 2 * len(x)
-        seconds = 1e-2 + (1e-3 if t.prefetch_bytes != 4096 else 0)
+    def linear(self, x: Tensor, weight: Matrix) -> None:
+        t, rows, has_codes = self.tuning, 2 * len(x), isinstance(weight, Int4Tensor)
+        assert x.shape[1] == weight.shape[1]
+        seconds = 1e-2 + (1e-3 if t.prefetch_bytes != 4096 and not has_codes else 0)
+        seconds += 1e-3 if has_codes and t.prefetch_bytes_int4 != 256 else 0
         seconds += 1e-3 if rows > 8 and t.few_rows >= rows else 0  # packing pays from more than 8 rows on
         seconds += 1e-3 if rows <= 8 and t.few_rows < rows else 0
         seconds -= 1e-4 if t.panel_inputs == 1024 else 0  # 1% is noise
@@ -151,14 +153,14 @@ def test_the_fastest_values_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     clocked = Clocked(monkeypatch)
     weights = [QuantizedTensor(torch.ones(4, 64, dtype=torch.int8), torch.ones(4))] * 2
     found = tune(trials("avx512", 8), clocked.linear, weights, 2, clocked.use)
-    assert found == KernelTuning(prefetch_bytes=4096, few_rows=8) == clocked.tuning
+    assert found == KernelTuning(4096, 256, few_rows=8) == clocked.tuning
     assert clocked.now_s < 5
 
 
 def test_builds_are_tuned_in_what_they_have() -> None:
     assert {trial.parameter for trial in trials("avx512", 2)} == set(TUNING_RANGES)
     assert trials("avx2", 8)[1:] == [Trial("read_threads", (0, 6, 4), (2,))]
-    assert [trial.parameter for trial in trials("amx", 1)] == ["prefetch_bytes"]
+    assert [trial.parameter for trial in trials("amx", 1)] == ["prefetch_bytes", "prefetch_bytes_int4"]
     for trial in trials("avx512", 64):
         assert trial.values[0] == getattr(KernelTuning(), trial.parameter), "the first value is the usual one"
 

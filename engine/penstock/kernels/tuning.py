@@ -14,11 +14,14 @@ from torch import Tensor
 from penstock.config import TUNING_RANGES, KernelTuning
 from penstock.errors import ConfigError
 from penstock.kernels.cpu_builds import load_library
-from penstock.kernels.operands import QuantizedTensor
+from penstock.kernels.int4_tensor import Int4Tensor
+from penstock.kernels.operands import Matrix, QuantizedTensor
 
 #: The build in which all parameters count. In the other builds, prefetching and threads of one token are the
-#: only choices that a product of INT8 shows.
+#: only choices that these products show.
 _PACKING = "avx512"
+#: The builds with vnni_factors.h.
+_FACTORS = ("avx512", "amx")
 #: A value replaces the usual one if products then take at most this share of the usual one's time. A smaller
 #: gain may be noise.
 _FASTER = 0.97
@@ -28,11 +31,13 @@ _ROUNDS, _TRIAL_S = 5, 0.7
 
 @dataclass(frozen=True)
 class Trial:
-    """Values of a parameter that are compared, by products with these numbers of rows of integers."""
+    """Values of a parameter that are compared, by products with these numbers of rows of integers.
+    Weights are INT8, or 4-bit codes."""
 
     parameter: str
     values: tuple[int, ...]
     rows: tuple[int, ...]
+    has_codes: bool = False
 
 
 def trials(build: str, num_threads: int) -> list[Trial]:
@@ -40,6 +45,8 @@ def trials(build: str, num_threads: int) -> list[Trial]:
     half, most = max(1, num_threads // 2), max(1, 3 * num_threads // 4)
     threads = Trial("read_threads", tuple(dict.fromkeys((0, most, half))), (2,))
     found = [Trial("prefetch_bytes", (2048, 0, 1024, 4096), (2,)), *([threads] if num_threads > 1 else [])]
+    if build in _FACTORS:
+        found += [Trial("prefetch_bytes_int4", (12288, 16384, 8192, 4096, 0), (2,), has_codes=True)]
     if build == _PACKING:
         found += [
             Trial("few_rows", (32, 16, 8, 64), (16, 32, 64)),
@@ -64,16 +71,18 @@ def set_parameters(penstock_tune: Callable[..., int], tuning: KernelTuning) -> N
 
 def tune(
     candidates: Sequence[Trial],
-    linear: Callable[[Tensor, QuantizedTensor], object],
+    linear: Callable[[Tensor, Matrix], object],
     weights: Sequence[QuantizedTensor],
     rows_per_token: int,
     use: Callable[[KernelTuning], None] = apply,
 ) -> KernelTuning:
-    """The fastest values by products of `weights`, matrices that are together larger than the caches. Each
-    trial goes on with the values that were found before. In the end the values found are in use."""
+    """The fastest values by products of `weights`, matrices with rows of 32 n inputs that are together larger
+    than the caches. Each trial goes on with the values that were found before. In the end the values found
+    are in use."""
     found = KernelTuning()
     for trial in candidates:
-        found = _fastest(trial, found, linear, weights, rows_per_token, use)
+        own = [_as_codes(each) for each in weights] if trial.has_codes else weights
+        found = _fastest(trial, found, linear, own, rows_per_token, use)
     use(found)
     return found
 
@@ -81,8 +90,8 @@ def tune(
 def _fastest(
     trial: Trial,
     base: KernelTuning,
-    linear: Callable[[Tensor, QuantizedTensor], object],
-    weights: Sequence[QuantizedTensor],
+    linear: Callable[[Tensor, Matrix], object],
+    weights: Sequence[QuantizedTensor] | Sequence[Int4Tensor],
     rows_per_token: int,
     use: Callable[[KernelTuning], None],
 ) -> KernelTuning:
@@ -104,9 +113,16 @@ def _fastest(
     return tunings[best if costs[best] <= _FASTER * costs[0] else 0]
 
 
-def _seconds(
-    linear: Callable[[Tensor, QuantizedTensor], object], x: Tensor, weight: QuantizedTensor
-) -> float:
+def _as_codes(weight: QuantizedTensor) -> Int4Tensor:
+    """The same bytes as codes of twice as many inputs, with scales such as our own conversion makes: integers
+    times a number of few bits."""
+    rows, width = weight.qweight.shape
+    return Int4Tensor(
+        weight.qweight.view(torch.uint8), torch.full((rows, width // 32), 15 / 16).bfloat16(), 64
+    )
+
+
+def _seconds(linear: Callable[[Tensor, Matrix], object], x: Tensor, weight: Matrix) -> float:
     started = time.perf_counter()
     linear(x, weight)
     return time.perf_counter() - started

@@ -392,6 +392,7 @@ class DeviceBody(Told):
 
 class TuningBody(Told):
     prefetch_bytes: int
+    prefetch_bytes_int4: int
     few_rows: int
     panel_inputs: int
     lane_rows: int

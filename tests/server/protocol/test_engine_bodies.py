@@ -169,6 +169,7 @@ HARDWARE = [
     "kept_since_s",
     "kernels.build",
     "kernels.tuning.prefetch_bytes",
+    "kernels.tuning.prefetch_bytes_int4",
     "kernels.tuning.few_rows",
     "kernels.tuning.panel_inputs",
     "kernels.tuning.lane_rows",
