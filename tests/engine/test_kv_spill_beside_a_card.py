@@ -158,16 +158,16 @@ def test_a_sequence_that_was_preempted_or_cancelled_comes_back(model: Path, devi
         engine.add(GenerationRequest([*asked[0], *prompts(40)[0]], PARAMS, "gone"))
         engine.step()
         aborted = set[str]()
-        sweep = engine.streamer.layers
+        sweep = engine.streamer.runs
 
-        def leave(stack: str) -> Generator[LayerWeights, None, None]:
-            for number, weights in enumerate(sweep(stack)):
+        def leave(stack: str, most: int) -> Generator[list[LayerWeights], None, None]:
+            for number, run in enumerate(sweep(stack, most)):
                 if number == 2:
                     aborted.add("gone")
-                yield weights
+                yield run
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine.streamer, "layers", leave)
+            patch.setattr(engine.streamer, "runs", leave)
             assert engine.step(aborted) == [] and aborted
         engine.abort("gone")
         assert engine.generate(asked, longer) == expected
