@@ -9,7 +9,8 @@ machines/slow_network.py, whose processor time is printed). Without root rights 
 Prints the step of one sequence beside the sum of its stages and the round trip of as many bytes over the same
 link, and tokens/s of groups of sequences; the answers of both ways must be equal. What a machine does in a
 step is printed beside: a pipe is full where its slowest stage computes all the time. Other programs may not
-compute meanwhile, since two machines take two cores. `--sequences` makes shorter runs.
+compute meanwhile, since two machines take two cores: what others took of the cores is printed, too, what the
+system and a virtual machine's host took among it. `--sequences` makes shorter runs.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from machines.network_namespaces import Link, can_make_namespaces, enter
+from machines.network_namespaces import Link, can_make_namespaces, enter, processor_seconds
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.measure import measure_hardware
-from penstock.memory.hardware import HardwareProfile
+from penstock.memory.hardware import HardwareProfile, num_physical_cores
+from penstock.memory.other_work import now
 from penstock.nodes.wire.peer import Peer
 from penstock.nodes.worker import Worker
 from penstock.nodes_config import NodesConfig
@@ -116,8 +118,9 @@ class Clock:
 class Totals:
     """What has been counted since all sequences had their first token."""
 
-    def __init__(self, engine: Engine, own: Clock) -> None:
-        self._engine, self._own = engine, own
+    def __init__(self, engine: Engine, own: Clock, worker: int) -> None:
+        """worker: the process of the other machine; 0: there is none."""
+        self._engine, self._own, self._worker = engine, own, worker
         self._began = self._now()
 
     def _now(self) -> list[float]:
@@ -128,15 +131,20 @@ class Totals:
         channel = None if (peer := peer_of(engine)) is None else peer.channel
         sent, received = (channel.bytes_sent, channel.bytes_received) if channel else (0, 0)
         seconds = time.perf_counter(), self._own.seconds, others_s, metrics.stall_seconds
-        return [*seconds, streamed, sent, received]
+        moment = now()
+        busy_s = moment.busy_s - moment.own_s
+        busy_s -= processor_seconds(self._worker) if self._worker else 0.0
+        return [*seconds, streamed, sent, received, busy_s]
 
     def of_each(self, num_steps: int, num_tokens: int) -> dict[str, float]:
         """Seconds of a step, of which the first machine computes and waits for its disk, and the second one
-        computes; bytes that are read, that go to the second machine, and that come back."""
+        computes; bytes that are read, that go to the second machine, and that come back; and the share of all
+        cores that others took."""
         total, *each = (now - then for now, then in zip(self._now(), self._began, strict=True))
-        names = "own_s", "other_s", "stall_s", "streamed_bytes", "sent_bytes", "received_bytes"
+        names = "own_s", "other_s", "stall_s", "streamed_bytes", "sent_bytes", "received_bytes", "others_s"
         found = {name: value / num_steps for name, value in zip(names, each, strict=True)}
-        return found | {"step_s": total / num_steps, "tokens_per_s": num_tokens / total}
+        share = found["others_s"] * num_steps / total / num_physical_cores()
+        return found | {"step_s": total / num_steps, "tokens_per_s": num_tokens / total, "others": share}
 
 
 def peer_of(engine: Engine) -> Peer | None:
@@ -144,7 +152,7 @@ def peer_of(engine: Engine) -> Peer | None:
     return engine.leader.members[0].peer if engine.leader else None
 
 
-def run(engine: Engine, num_seqs: int, num_tokens: int) -> dict[str, Any]:
+def run(engine: Engine, num_seqs: int, num_tokens: int, worker: int = 0) -> dict[str, Any]:
     """Answers of `num_tokens` to short prompts."""
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=1)
     dice, found = random.Random(num_seqs), dict[str, list[str]]()
@@ -161,7 +169,7 @@ def run(engine: Engine, num_seqs: int, num_tokens: int) -> dict[str, Any]:
                 gained += len(output.token_ids) if totals else 0
             num_steps += bool(outputs and totals)
             if totals is None and len(found) == num_seqs:
-                totals = Totals(engine, own)
+                totals = Totals(engine, own, worker)
     assert totals is not None
     return {**totals.of_each(num_steps, gained), "answers": sorted(found.items())}
 
@@ -184,7 +192,7 @@ def lead(options: argparse.Namespace) -> None:
         options.model, config(options), tokenizer=NoText(), hardware=hardware(options), nodes=nodes
     ) as engine:
         run(engine, 1, 3)
-        results = {str(each): run(engine, each, options.tokens) for each in options.sequences}
+        results = {str(each): run(engine, each, options.tokens, options.worker) for each in options.sequences}
         if (peer := peer_of(engine)) is not None:
             host = peer.channel.address.rsplit(":", 1)[0]
             with socket.create_connection((host, ECHO_PORT)) as connection:
@@ -232,7 +240,8 @@ def both(options: argparse.Namespace) -> None:
             sys.exit("--rate and --delay need root rights")
         worker = subprocess.Popen(command(options, "work", link))
         try:
-            two = json.loads(subprocess.check_output(command(options, "lead", link)))
+            lead = command(options, "lead", link)
+            two = json.loads(subprocess.check_output([*lead, "--worker", str(worker.pid)]))
         finally:
             worker.terminate()
             worker.wait()
@@ -252,7 +261,8 @@ def report(name: str, two: dict[str, Any], one: dict[str, Any]) -> None:
     print(
         f"{name:>2} sequences, two machines: {two['tokens_per_s']:.2f} tokens/s, a step every "
         f"{ms['step_s']}; {ms['own_s']} and {ms['other_s']} at the machines "
-        f"({two['step_s'] / stages_s:.3f}x of the sum, the slower one computes {full:.0%} of the time)"
+        f"({two['step_s'] / stages_s:.3f}x of the sum, the slower one computes {full:.0%} of the time; "
+        f"others took {two['others']:.0%} of the cores)"
     )
     print(
         f"   network: {two['sent_bytes'] / 1e3:.1f} kB there and {two['received_bytes'] / 1e3:.1f} kB back "
@@ -262,7 +272,7 @@ def report(name: str, two: dict[str, Any], one: dict[str, Any]) -> None:
     print(
         f"   one machine: {one['tokens_per_s']:.2f} tokens/s ({ratio:.2f}x), a step "
         f"{1e3 * one['step_s']:.0f} ms, which waits {1e3 * one['stall_s']:.0f} ms for the disk "
-        f"({one['streamed_bytes'] / 1e6:.0f} MB, {gbps:.2f} GB/s)"
+        f"({one['streamed_bytes'] / 1e6:.0f} MB, {gbps:.2f} GB/s; others took {one['others']:.0%})"
     )
 
 
@@ -275,6 +285,7 @@ def main() -> None:
     parser.add_argument("--delay", type=parse_seconds, default=0.0, help="there and back, such as 0.3ms")
     parser.add_argument("--rate", type=parse_rate, default=0.0, help="of the link, such as 1gbit")
     parser.add_argument("--part", choices=("both", "lead", "work", "alone"), default="both")
+    parser.add_argument("--worker", type=int, default=0, help="the worker's process")
     parser.add_argument("--address", default="")
     parser.add_argument("--space", default="")
     options = parser.parse_args()

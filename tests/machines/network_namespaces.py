@@ -33,6 +33,12 @@ def enter(space: str) -> None:
         os.close(descriptor)
 
 
+def processor_seconds(process: int) -> float:
+    """What a process has taken of all processors."""
+    numbers = Path("/proc", str(process), "stat").read_text().rsplit(")", 1)[1].split()
+    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Link:
     """Between two namespaces. Each failure lasts as long as its `with`."""
 
@@ -94,10 +100,7 @@ class Link:
     @property
     def carrying_s(self) -> float:
         """Seconds of a processor that slow_network.py has taken; 0 where there is none."""
-        if self._carrier is None:
-            return 0.0
-        numbers = Path("/proc", str(self._carrier.pid), "stat").read_text().rsplit(")", 1)[1].split()
-        return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+        return 0.0 if self._carrier is None else processor_seconds(self._carrier.pid)
 
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
