@@ -24,7 +24,7 @@ DISK = DiskProfile(3.0, 1 << 20, 4, True)
 MACHINE = HardwareProfile(6, 128 * GIB, 120 * GIB, 34.0, 1800.0, DISK, find_card("GTX 1060"))
 
 
-def size_of(shape: str, weights: Literal["int4", "int8"]) -> ModelFootprint:
+def size_of(shape: str, weights: Literal["int4", "int8", "planes"]) -> ModelFootprint:
     told = find_shape(shape)
     family = find_family(told)
     spec = family.read_spec(told)

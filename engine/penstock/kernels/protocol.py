@@ -51,8 +51,7 @@ class KernelTraits:
     def require(self, group_size: int | None, kv_layout: KVLayout, matrices: Collection[type] = ()) -> None:
         """Raises ConfigError for weights, keys or values that these kernels do not compute. A `group_size` of
         0 or None stands for a scale per output channel. `matrices` are the types of the weights' matrices."""
-        for kind in set(matrices) - set(self.matrices):
-            raise ConfigError(f"{self._refusal(kind)}; choose other --kernels or another checkpoint")
+        self.require_matrices(matrices)
         if kv_layout.name not in self.kv_layouts:
             raise ConfigError(
                 f"the {self.name} kernels of this device can't read keys and values as {kv_layout.name}; "
@@ -63,6 +62,11 @@ class KernelTraits:
                 f"the {self.name} kernels of this device don't compute weights with a scale per group of "
                 f"{group_size} inputs yet: pass --device cpu, or take a model with scales per output channel"
             )
+
+    def require_matrices(self, matrices: Collection[type]) -> None:
+        """Raises ConfigError for a type of matrices that these kernels don't multiply by."""
+        for kind in set(matrices) - set(self.matrices):
+            raise ConfigError(f"{self._refusal(kind)}; choose other --kernels or another checkpoint")
 
     def require_recurrence(self, state_bytes: int) -> None:
         """Raises ConfigError for a model with recurrent states, of which a sequence has so many bytes, if

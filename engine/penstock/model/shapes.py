@@ -64,13 +64,16 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout | None
 
 
 def _matrices(spec: ModelSpec, tensors: ModelTensors) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """ModelFootprint.matrices. The layers of encoders, of recurrences, in planes, and those of other people
-    are not shared yet."""
-    dense = tensors.dense_units
+    """ModelFootprint.matrices. Layers in planes, and those of other people, are not shared; nor are those of
+    an encoder: a card computes its many tokens while the link brings the next layer."""
+    dense, encoders = tensors.dense_units, {stack.name for stack in tensors.stacks if stack.is_encoder}
     has_planes = any(unit.key.plane is not None for unit in dense)
-    if tensors.num_encoder_layers or spec.state_bytes or has_planes or spec.implementation != "penstock":
+    if has_planes or spec.implementation != "penstock":
         return ()
-    layers = [[tensor for tensor in unit.tensors if can_be_split(tensor)] for unit in dense]
+    layers = [
+        [] if unit.key.stack in encoders else [tensor for tensor in unit.tensors if can_be_split(tensor)]
+        for unit in dense
+    ]
     if not any(layers):
         return ()
     return tuple(tuple((matrix.shape[0], row_bytes(matrix)) for matrix in layer) for layer in layers)

@@ -114,17 +114,14 @@ def _layer_rows(plan: PlanBody, compute: str) -> list[tuple[str, str, int, str]]
         planes = ((False, "upper planes"), (True, "lower planes"))
         if plan.kept_share is not None:
             planes = ((False, "layers, the card's share"), (True, "layers, the rest"))
-        for is_lower, word in planes if _has_planes(plan) else ((False, whole),):
+        has_planes = any(layer.is_lower for layer in layers)
+        for is_lower, word in planes if has_planes else ((False, whole),):
             for home in ("device", "host", "disk"):
                 sizes = [each.num_bytes for each in layers if (each.home, each.is_lower) == (home, is_lower)]
                 if sizes:
                     text = "resident" if home == compute else streamed
                     rows.append((f"{len(sizes)} {name}{word}", home, sum(sizes), text))
     return rows
-
-
-def _has_planes(plan: PlanBody) -> bool:
-    return any(layer.is_lower for layer in plan.layers)
 
 
 def _budget(name: str, used: int, budget: int) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock.config import EngineConfig
@@ -134,7 +134,8 @@ def predict_step(
     if plan.kept_share is not None and (
         work := split_work(plan, footprint, hardware, config, num_tokens, window)
     ):
-        return _shared_step(work, window, footprint, hardware, num_tokens, num_sampled, rows, spilled_bytes)
+        step = _shared_step(work, window, footprint, hardware, num_tokens, num_sampled, rows, spilled_bytes)
+        return _with_encoder(step, plan, footprint, hardware, rows, num_encoded) if num_encoded else step
     elements = num_tokens * footprint.token_elements + num_encoded * footprint.encoder_elements
     elements -= min(elements, int(window.num_passes * footprint.experts.elements))
     moved = _Moved.of(plan, footprint, demand, num_encoded, spilled_bytes)
@@ -204,6 +205,37 @@ def _shared_step(
         terms["arithmetic"],
         experts=demand,
         processor_share=processor_share,
+    )
+
+
+def _with_encoder(
+    step: StepPrediction,
+    plan: MemoryPlan,
+    footprint: ModelFootprint,
+    hardware: HardwareProfile,
+    rows: int,
+    num_encoded: int,
+) -> StepPrediction:
+    """A step whose products are shared, behind a sweep of the encoder, which a card computes alone."""
+    lane, num_bytes = hardware.lane, footprint.encoder_bytes
+    streamed = _sum_bytes(layer for layer in plan.layers[: plan.num_encoder_layers] if not layer.is_resident)
+    operations = 2 * rows * num_encoded * footprint.encoder_elements
+    amounts = {
+        "memory": (num_bytes + streamed, lane.memory_gbps),
+        "arithmetic": (operations, lane.int8_gops),
+        "host to device": (streamed, lane.link_gbps),
+        "host memory": (streamed, hardware.memory_read_gbps),
+    }
+    terms = {name: amount / rate / 1e9 for name, (amount, rate) in amounts.items()}
+    seconds = max(terms.values())
+    if lane.products:
+        products_s = product_s(lane.products, num_bytes, footprint.encoder_elements, rows * num_encoded)
+        seconds = max(seconds, products_s)
+    return replace(
+        step,
+        num_encoded=num_encoded,
+        terms={name: own + terms.get(name, 0.0) for name, own in step.terms.items()},
+        seconds=step.seconds + seconds + LAYER_OVERHEAD_S * plan.num_encoder_layers,
     )
 
 

@@ -92,8 +92,8 @@ class MemoryPlan:
     #: Adapters (LoRA), on the host.
     adapter_bytes: int = 0
     #: A card and the processor share the products: the card keeps this share of each matrix's output channels
-    #: in its memory. Each layer has two placements then: what is kept, and the rest. None: layers are
-    #: computed by the card alone, or there is none.
+    #: in its memory. Each layer of a step has two placements then: what is kept, and the rest. None: layers
+    #: are computed by the card alone, or there is none.
     kept_share: float | None = None
     #: The host's memory for blocks of keys and values that have left a GPU's.
     kv_host_bytes: int = 0

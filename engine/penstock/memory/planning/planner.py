@@ -104,7 +104,7 @@ class _Layers:
         forced = most if num_forced is None else min(num_forced * most // max(1, footprint.num_layers), most)
         counts = range(most, -1, -1) if num_forced is None else (forced,)
         if self.is_split:  # what a card keeps, and nothing of the rest
-            counts = (most // 2,)
+            counts = (len(self.lower_planes),)
         #: Sets of resident layers to choose from, the largest first.
         self._choices = [
             resident_layers(most, count, self.num_encoder_layers, self.lower_planes) for count in counts

@@ -33,22 +33,22 @@ def kept_shares(plan: MemoryPlan, footprint: ModelFootprint, config: EngineConfi
     """Shares of each matrix that a card may keep, the largest first. `plan` is the plan without sharing,
     whose resident layers take about as many bytes."""
     if config.num_resident_layers is not None:
-        yield min(1.0, config.num_resident_layers / footprint.num_layers)
+        yield min(1.0, config.num_resident_layers / (footprint.num_layers - footprint.num_encoder_layers))
         return
     staging = plan.num_staging_slots * plan.staging_slot_bytes
-    total = sum(footprint.layer_bytes)
-    most = int(SHARE_STEPS * (plan.layer_bytes("device") + staging) / total)
+    most = int(SHARE_STEPS * (plan.layer_bytes("device") + staging) / footprint.decoder_bytes)
     yield from (step / SHARE_STEPS for step in range(min(most, SHARE_STEPS - 1), -1, -1))
 
 
 def split_footprint(footprint: ModelFootprint, share: float) -> ModelFootprint:
     """The footprint of the model whose layers are two units each, as split_rows() (weights/split) makes
     it."""
-    units = list[int]()
-    for size, matrices in zip(footprint.layer_bytes, footprint.matrices, strict=True):
-        rest = sum((rows - part_rows(rows, share)) * row_bytes for rows, row_bytes in matrices)
+    num_whole = footprint.num_encoder_layers
+    units, matrices = list(footprint.layer_bytes[:num_whole]), footprint.matrices[num_whole:]
+    for size, each in zip(footprint.layer_bytes[num_whole:], matrices, strict=True):
+        rest = sum((rows - part_rows(rows, share)) * row_bytes for rows, row_bytes in each)
         units += (size - rest, rest)
-    places = frozenset(range(1, len(units), 2))
+    places = frozenset(range(num_whole + 1, len(units), 2))
     return replace(footprint, layer_bytes=tuple(units), lower_planes=places, is_split=True)
 
 
@@ -68,7 +68,7 @@ def split_plan(
             found = make_plan(split_footprint(footprint, share), activation_bytes)
         except CapacityError:
             continue
-        if found.at_home("disk") or len(found.resident) * 2 != len(found.layers):
+        if found.at_home("disk") or len(found.resident) * 2 != len(found.step_layers):
             continue
         return replace(found, kept_share=share)
     return None
@@ -91,8 +91,9 @@ def product_note(
                 f"with {num_tokens} token{'s' if num_tokens > 1 else ''} in a step the processor computes "
                 f"{work.processor_share:.0%} of the layers"
             )
-    kept = round_up(shared.layer_bytes("device")) / sum(footprint.layer_bytes)
+    kept = round_up(shared.layer_bytes("device")) / footprint.decoder_bytes
     beside = ", without experts" if footprint.experts.count else ""
+    beside += ", but for the encoder's" if footprint.num_encoder_layers else ""
     return (
         f"the card and the processor share each product: the card keeps {kept:.0%} of each layer{beside}, "
         f"and {'; '.join(texts)}. A step of one token should take {after.seconds:.2g} s instead of "

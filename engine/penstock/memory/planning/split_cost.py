@@ -36,13 +36,17 @@ def split_work(
     num_tokens: int,
     window: ExpertWindow | None = None,
 ) -> SplitWork | None:
-    """A step of `num_tokens` tokens by a plan that keeps a share of each matrix on the card. None if a rate
-    is unknown. `window` are the step's experts, if they are known."""
+    """A step of `num_tokens` tokens by a plan that keeps a share of each matrix on the card; an encoder's
+    layers are not part of it. None if a rate is unknown. `window` are the step's experts, if they are
+    known."""
     lane, rows = hardware.lane, config.rows_per_token * num_tokens
     known = (lane.memory_gbps, lane.link_gbps, lane.int8_gops, hardware.memory_read_gbps, hardware.int8_gops)
     if not all(known):
         return None
-    kept, rest = plan.layer_bytes("device"), plan.layer_bytes("host")
+    kept, rest = (
+        sum(layer.num_bytes for layer in plan.step_layers if layer.home == home)
+        for home in ("device", "host")
+    )
     elements = footprint.layer_elements / (kept + rest)  # of each byte
     if lane.products:
         card_s = product_s(lane.products, kept + rest, footprint.layer_elements, rows) / (kept + rest)
@@ -62,7 +66,7 @@ def split_work(
         hardware.memory_read_gbps * 1e9,
         1 / card_s,
         1 / processor_s if processor_s else float("inf"),
-        LAYER_OVERHEAD_S * footprint.num_layers + window.seconds,
+        LAYER_OVERHEAD_S * (footprint.num_layers - footprint.num_encoder_layers) + window.seconds,
         lane.crossing_s * sum(map(len, footprint.matrices)),
         footprint.experts.num_bytes * window.demand.num_missing,
     )

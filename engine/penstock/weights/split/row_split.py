@@ -1,7 +1,7 @@
 """A model whose layers are two units each: what a card keeps, and the rest. Kept are all vectors, the first
 output channels of each matrix that can be split, and whole the other matrices; the rest are the other
 channels. Output channels are rows of each array, so that a share of a matrix is the beginning of each of its
-arrays. Experts are units as before."""
+arrays. Experts, and an encoder's layers, are units as before."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def row_bytes(matrix: TensorSpec) -> int:
 
 
 def split_rows(tensors: ModelTensors, share: float) -> ModelTensors:
-    """The model whose layers keep a share of their output channels on a card. The names of the rest's units
-    have the plane "rest"."""
-    return replace(tensors, stacks=tuple(_split_stack(stack, share) for stack in tensors.stacks))
+    """The model whose layers keep a share of their output channels on a card, but for an encoder's. The names
+    of the rest's units have the plane "rest"."""
+    stacks = (stack if stack.is_encoder else _split_stack(stack, share) for stack in tensors.stacks)
+    return replace(tensors, stacks=tuple(stacks))
 
 
 def _split_stack(stack: Stack, share: float) -> Stack:

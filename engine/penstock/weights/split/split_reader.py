@@ -1,5 +1,5 @@
-"""SplitReader: brings what a card keeps of a layer, and the rest, from a reader of whole layers. Experts
-stay whole, and come straight from that reader."""
+"""SplitReader: brings what a card keeps of a layer, and the rest, from a reader of whole layers. Experts and
+an encoder's layers stay whole, and come straight from that reader."""
 
 from __future__ import annotations
 
@@ -26,19 +26,23 @@ class SplitReader:
         """`whole` and `parts` are the units of the model before and after split_rows()."""
         self._reader = reader
         self._whole, self._parts = whole, parts
-        self._left = {key for key in parts if key.expert is None}
+        self._left = {key for key in parts if not self._is_whole(key)}
         self._buffer: Tensor | None = None
         self._held: UnitKey | None = None
         self._thread = ThreadPoolExecutor(1, "penstock-split-reader")
 
     def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
-        if key.expert is not None:
+        if self._is_whole(key):
             return self._reader.submit(key, buffer)
         return self._thread.submit(self._read, key, buffer)
 
     def close(self) -> None:
         self._thread.shutdown()
         self._reader.close()
+
+    def _is_whole(self, key: UnitKey) -> bool:
+        """An expert, or a layer of which all stays together."""
+        return key in self._whole and self._whole[key].num_bytes == self._parts[key].num_bytes
 
     def _read(self, key: UnitKey, target: Tensor) -> int:
         whole, num_bytes = self._whole[key._replace(plane=None)], 0

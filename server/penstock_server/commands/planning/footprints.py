@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
-from penstock.kernels import expected_traits
+from penstock.kernels import PlanesTensor, expected_traits
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.planner import plan_memory
@@ -22,9 +22,11 @@ from penstock.weights.tensors import ModelTensors
 
 def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> MemoryPlan:
     """The plan for a model that is not loaded; the memory of activations is an estimate. Raises
-    CapacityError, as plan_memory() does."""
+    CapacityError, as plan_memory() does, and ConfigError for layers that no kernels of the device compute."""
     device = hardware.device
     traits = expected_traits(config, None if device is None else device.compute_capability)
+    traits.require_recurrence(size.state_bytes)
+    traits.require_matrices((PlanesTensor,) if size.lower_planes else ())
     return plan_memory(size, hardware, config, workspace_factor=traits.workspace_factor)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from penstock.config import EngineConfig
-from penstock.errors import CapacityError
+from penstock.errors import CapacityError, ConfigError
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.memory.planning.cards import find_card
 from penstock.memory.planning.cost import predict_step
@@ -85,11 +85,14 @@ def _least_ram(size: ModelFootprint, config: EngineConfig) -> str:
 
 
 def _rates(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> str:
-    """Tokens per second of decoding steps, for each number of sequences."""
+    """Tokens per second of decoding steps, for each number of sequences. Where a card's kernels don't compute
+    a model's layers, the processor computes alone."""
     try:
         plan = estimated_plan(size, hardware, config)
     except CapacityError:
         return NO_ROOM
+    except ConfigError:
+        return _rates(size, replace(hardware, device=None), config)
     steps = (predict_step(plan, size, hardware, config, num, num) for num in NUM_SEQS)
     return " / ".join(_rounded(step.num_tokens / step.seconds) for step in steps)
 

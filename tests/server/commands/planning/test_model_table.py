@@ -47,6 +47,14 @@ def test_a_faster_machine_is_faster_and_more_sequences_get_more(lines: list[str]
         assert [float(alone) for alone, _ in rates] == sorted(float(alone) for alone, _ in rates)
 
 
+def test_cards_leave_recurrences_to_the_processor(lines: list[str]) -> None:
+    """The table's machines have the same processor."""
+    (row,) = (cells(line) for line in lines if "| lfm2-1.2b |" in line)
+    assert len(set(row[4:])) == 1
+    (row,) = (cells(line) for line in lines if "| tinyllama-1.1b |" in line)
+    assert len(set(row[4:])) == len(MACHINES)
+
+
 @pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
 def test_the_readme_has_the_table_that_the_command_prints(name: str, lines: list[str]) -> None:
     """`penstock plan --table` prints it; the translation has heads of its own."""
