@@ -26,6 +26,8 @@ from random_gguf import NORM_EXPONENTS, SHAPES, model_file, set_popularity
 HERE = Path(__file__).parent
 #: Our steps of a round. Our process fills its slots beforehand.
 OUR_STEPS = 24
+#: Steps of each before its timed ones in a round, until caches and memory are its own again.
+OUR_SETTLING, PEER_SETTLING = 6, 1
 NUM_THREADS = 2
 #: Tokens of keys and values for which both have room.
 CONTEXT = 1024
@@ -118,21 +120,22 @@ def answer(shape: str, popularity: str, host_gib: float) -> None:
 
 
 def report(ours: list[Steps], peer: list[float]) -> None:
-    """Means: each step asks for other experts."""
     seconds = [each for steps in ours for each in steps.seconds]
-    mean, floor = statistics.mean(seconds), statistics.mean(each for s in ours for each in s.floors_s)
+    floor = statistics.mean(each for steps in ours for each in steps.floors_s)
     hits = sum(steps.num_hits for steps in ours) / sum(steps.num_experts for steps in ours)
-    print(f"Penstock: {told(seconds)}, {floor / mean:.0%} of the floor, experts {hits:.1%} hits")
-    found: dict[str, Any] = {"ours_s": mean, "floor_s": floor, "hit_rate": hits}
+    share = floor / statistics.mean(seconds)
+    print(f"Penstock: {told(seconds)}, {share:.0%} of the floor, experts {hits:.1%} hits")
+    found: dict[str, Any] = {"ours_s": statistics.median(seconds), "floor_s": floor, "hit_rate": hits}
     if peer:
-        found["llama.cpp_s"] = statistics.mean(peer)
-        print(f"llama.cpp: {told(peer)}, {statistics.mean(peer) / mean:.1f} times as long")
+        found["llama.cpp_s"] = statistics.median(peer)
+        times = statistics.median(peer) / statistics.median(seconds)
+        print(f"llama.cpp: {told(peer)}, {times:.1f} times as long (medians)")
     print(json.dumps({"bench": "streamed_experts"} | found))
 
 
 def told(seconds: list[float]) -> str:
     mean, median = (1e3 * f(seconds) for f in (statistics.mean, statistics.median))
-    return f"{mean:.0f} ms a step (mean of {len(seconds)} steps; median {median:.0f})"
+    return f"median {median:.0f} ms a step (mean of {len(seconds)} steps: {mean:.0f})"
 
 
 def main() -> None:
@@ -151,7 +154,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm", type=int, default=8, help="steps of llama.cpp before the timed ones")
     parser.add_argument("--steps", type=int, default=6, help="steps of llama.cpp in a round")
-    parser.add_argument("--pause", action="store_true", help="wait for Enter when all is loaded")
     parser.add_argument("--answer", action="store_true", help="our process: take steps from standard input")
     options = parser.parse_args()
     host_gib = options.host_memory or options.memory - 0.5
@@ -166,13 +168,12 @@ def main() -> None:
             path = model_file(options.shape, "Q4_0", SHAPES)
             set_popularity(path, options.popularity)
             sides["llama.cpp"] = Peer(path, options.shape, limit_bytes, options.read_ahead, options.warm)
-        if options.pause:
-            print("loaded; Enter begins the rounds", flush=True)
-            sys.stdin.readline()
         found: dict[str, list[Any]] = {name: [] for name in sides}
         for _ in range(options.rounds):
             for name, side in sides.items():
-                found[name].append(side.steps(OUR_STEPS if name == "ours" else options.steps))
+                is_ours = name == "ours"
+                side.steps(OUR_SETTLING if is_ours else PEER_SETTLING)
+                found[name].append(side.steps(OUR_STEPS if is_ours else options.steps))
                 print(f"{name}: {found[name][-1]}", file=sys.stderr)
     finally:
         for side in sides.values():
