@@ -4,7 +4,8 @@ CMAKE_ARGS=-DGGML_NATIVE=ON) and as much disk as the shape has parameters.
 
     python tests/bench/peer_llama_cpp.py --shape solar-10.7b [--folder DIR] [--sequences 1 8 32]
 
-For a memory limit run this, and penstock bench, in a cgroup:
+For a memory limit run this, and penstock bench, in a cgroup (with Q4_0 and less memory than the weights
+take: --mapped). streamed_experts.py does so with a mixture of experts:
 
     systemd-run --scope -p MemoryMax=6656M python tests/bench/peer_llama_cpp.py --shape solar-10.7b
 """
