@@ -148,8 +148,9 @@ class Executor:
         hidden = hidden.to(device)
         layout = inputs.layout.to(device)
         counter = iter(self._places) if self._places else itertools.count()
-        # Whoever wants to see each layer's result, or adds adapters to it, gets the layers one by one.
-        most = 1 if observe is not None or inputs.adapters is not None else self._family.most_together
+        # Layers come one by one where each one's result is seen, adapters add to it, or its cache has turns.
+        is_alone = observe is not None or inputs.adapters is not None or kv.layers([]) is None
+        most = 1 if is_alone else self._family.most_together
         for stack in stacks:
             compute = self._family.layer_of(stack)
             numbers = itertools.count()
