@@ -28,7 +28,7 @@ from pathlib import Path
 from penstock.config import EngineConfig
 from penstock.drafters.draft_model import DraftModel
 from penstock.engine import Engine
-from penstock.generation.drafting.asking import Guesser, Place
+from penstock.generation.drafting.asking import Guesser, Place, Price
 from penstock.generation.drafting.drafter import NO_DRAFTS
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
@@ -76,8 +76,8 @@ class Forced:
         #: Of each place on the right path, the number of the answer's token behind it.
         self._path: dict[int, int] = {}
 
-    def seconds(self, num_places: int) -> float:
-        return self.model.seconds(num_places)
+    def price(self, places: List[Place]) -> Price:
+        return self.model.price(places)
 
     def backlog_s(self, sequences: List[Sequence]) -> float:
         return self.model.backlog_s(sequences)

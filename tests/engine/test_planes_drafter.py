@@ -102,5 +102,5 @@ def test_what_can_not_be_had_is_refused(tiny_llama: Path, tmp_path: Path) -> Non
     save_tiny_llama(tmp_path)
     with pytest.raises(CapacityError, match="some are streamed"):
         Engine.load(tmp_path, EngineConfig(weights="planes", draft_with_planes=True, num_resident_layers=1))
-    with pytest.raises(ConfigError, match="leave out a draft model"):
-        EngineConfig(draft_with_planes=True, draft_model="other")
+    with pytest.raises(ConfigError, match="leave out mtp 'on'"):
+        EngineConfig(draft_with_planes=True, mtp="on")

@@ -46,6 +46,11 @@ def load_with_guesses(
     head = find_head(source.model, config, source.offline, source.revision, hardware)
     if head is not None:
         undo.callback(head.close)
+        if config.draft_with_planes:
+            raise ConfigError(
+                f"{config.draft_model} is an EAGLE-3 head, and what guesses for upper planes is a small "
+                "model: name one, or leave draft_with_planes out"
+            )
         config, hardware = head.leave(config, hardware)
         if share is not None:
             raise ConfigError("a head that guesses is not for a model on several machines so far")
