@@ -117,7 +117,7 @@ class Engine:
         blocks = self._block_manager(kv_tiers)
         if config.draft_with_planes:
             check_planes(model, plan, draft_model is not None)
-            planes = PlanesDrafter(model, plan, blocks, config.max_num_batched_tokens, predict)
+            planes = PlanesDrafter(model, plan, blocks, config, predict)
             self.draft_model = planes
             if isinstance(draft_model, DraftModel):
                 self.draft_model = TwoLevels(draft_model, planes)

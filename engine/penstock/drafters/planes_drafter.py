@@ -14,6 +14,7 @@ from collections.abc import Sequence as List
 
 import torch
 
+from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.asking import Place, Price
 from penstock.generation.drafting.expectation import Assumed, assumed_planes
@@ -61,15 +62,20 @@ def check_upper_planes(plan: MemoryPlan, has_draft_model: bool) -> None:
         )
 
 
-def pass_s(plan: MemoryPlan, predict: Predict, num_rows: int) -> float:
-    """What a pass over the upper planes takes; 0 if nothing was measured. predict: of the model's steps. A
-    pass reads the upper planes' part of what a step reads from memory and writes there; beyond its first row,
-    rows take what they take in a step."""
-    one, step = predict(1, 1), predict(num_rows, num_rows)
+def pass_s(plan: MemoryPlan, predict: Predict, rows_per_token: int, num_places: int) -> float:
+    """What a pass over the upper planes takes; 0 if nothing was measured. predict: of the model's steps, in
+    which each token has so many rows. A pass reads the upper planes' part of what a step reads from memory
+    and writes there, and has a row for each place. Beyond the first, a row takes what it takes in a step, or
+    its arithmetic: a few rows hide theirs behind the reading of 8 bits, and 4 bits are read too soon for
+    that."""
+    one, step, as_many_rows = (
+        predict(count, count) for count in (1, num_places, -(-num_places // rows_per_token))
+    )
     whole = sum(layer.num_bytes * (1 if layer.is_resident else 2) for layer in plan.layers)
     upper = sum(layer.num_bytes for layer in plan.layers if not layer.is_lower)
     read_s = one.terms.get("memory", 0.0) * upper / whole
-    return max(read_s + step.products_s - one.products_s, step.terms.get("arithmetic", 0.0))
+    arithmetic_s = step.terms.get("arithmetic", 0.0) - one.terms.get("arithmetic", 0.0)
+    return read_s + max(as_many_rows.products_s - one.products_s, arithmetic_s / rows_per_token)
 
 
 class UpperPlanes:
@@ -105,14 +111,17 @@ class PlanesDrafter:
     num_bytes = num_card_bytes = 0
 
     def __init__(
-        self, model: Model, plan: MemoryPlan, blocks: BlockManager, max_num_tokens: int, predict: Predict
+        self, model: Model, plan: MemoryPlan, blocks: BlockManager, config: EngineConfig, predict: Predict
     ) -> None:
-        """blocks: of the model's keys and values. max_num_tokens: the plan has memory for so many in a step.
-        predict: the time of the model's steps."""
+        """blocks: of the model's keys and values. config: of the model. predict: the time of its steps."""
         self._planes, self._blocks, self._predict = UpperPlanes(model.streamer), blocks, predict
-        self._plan, self._executor = plan, model.executor.beside(self._planes)
+        self._plan, self._rows_per_token = plan, config.rows_per_token
+        family = model.executor.family
+        # Guesses may be less exact: half as many rows, and rows bind a pass from the third place on.
+        family = family.with_kernels(family.kernels.with_int8_activations())
+        self._executor = model.executor.beside(self._planes, family)
         self._sampler = Sampler(model.spec.vocab_size, frozenset())
-        self._forks, self.max_num_tokens = ForkLimit(), max_num_tokens
+        self._forks, self.max_num_tokens = ForkLimit(), config.max_num_batched_tokens
         #: By the number of a sequence and the node of the step's guesses; -1: the text's end.
         self._branches: dict[tuple[int, int], Sequence] = {}
 
@@ -123,7 +132,7 @@ class PlanesDrafter:
 
     def seconds(self, num_places: int) -> float:
         """What a pass over so many places takes; 0 if nothing was measured."""
-        return pass_s(self._plan, self._predict, num_places)
+        return pass_s(self._plan, self._predict, self._rows_per_token, num_places)
 
     def price(self, places: List[Place]) -> Price:
         """Guesser.price(): one level's."""

@@ -51,7 +51,7 @@ def assumed_beside(
     if not any(layer.is_lower for layer in plan.layers):
         raise ConfigError(NO_PLANES)
     check_upper_planes(plan, draft is not None)
-    planes = assumed_planes(functools.partial(pass_s, plan, predict))
+    planes = assumed_planes(functools.partial(pass_s, plan, predict, config.rows_per_token))
     return planes if small is None else assumed_two_levels(small, planes)
 
 
