@@ -48,6 +48,8 @@ BESIDE = (1.0, 0.17, 0.07, 0.04)
 PLANES = Path("planes")
 PLANES_RATES = [0.92, 0.04, 0.01, 0.01]
 PROMPT = 32
+#: Tokens that nobody chooses.
+GARBAGE = 31000
 WAYS = ("off", "draft model", "planes", "two levels")
 
 
@@ -87,7 +89,7 @@ class Said:
         elif place.parent in self._path and place.token_id == self._at(self._path[place.parent]):
             self._path[place.node] = self._path[place.parent] + 1
         dice = random.Random(f"{place.sequence.num_tokens} {place.node}")
-        said = [31000 + rank for rank in range(len(self.rates))]
+        said = [GARBAGE + rank for rank in range(len(self.rates))]
         if place.node in self._path:
             draw, rank = dice.random(), 0
             while rank < len(self.rates) and draw >= self.rates[rank]:
@@ -162,7 +164,7 @@ class ForcedLevels(Forced):
         for place, said in zip(places, drawn, strict=True):
             token_id = self.of_planes.behind(place)[0][0]
             dice = random.Random(f"small {place.sequence.num_tokens} {place.node}")
-            found.append([(token_id if dice.random() < rate else 31900, rate)] if said else [])
+            found.append([(token_id if dice.random() < rate else GARBAGE + 9, rate)] if said else [])
         return found
 
 

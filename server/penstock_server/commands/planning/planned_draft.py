@@ -14,6 +14,7 @@ from penstock.config import EngineConfig
 from penstock.drafters import mtp_plan
 from penstock.drafters.draft_model import check_plan, own_config
 from penstock.drafters.eagle3_plan import names_eagle3, read_eagle3, with_states
+from penstock.drafters.find_head import no_small_model
 from penstock.drafters.memory_beside import card_bytes, config_beside, machine_beside
 from penstock.drafters.planes_drafter import NO_PLANES, check_upper_planes, pass_s
 from penstock.errors import CapacityError, ConfigError
@@ -90,6 +91,8 @@ def _draft_on(settings: Settings, hardware: HardwareProfile, config: EngineConfi
     if name.lower() in SHAPES and not Path(name).exists():
         size = footprint_of(find_shape(name), own)
     elif names_eagle3(name, config, settings.offline):
+        if config.draft_with_planes:
+            raise no_small_model(name)
         config_json = read_config(find_config(name, None, settings.offline))
         return _planned_eagle3(name, config_json, hardware, config)
     else:
