@@ -1,5 +1,5 @@
-"""What a pass over a model's upper planes takes, by its places: a chain behind the end of a short text. Beside
-it the price that guesses are chosen by, and what a pass takes with activations in 16 bits.
+"""What a pass over a model's upper planes takes, by its places: a chain behind the end of a short text.
+Beside it the price that guesses are chosen by, and what a pass takes with activations in 16 bits.
 
     python tests/bench/planes_passes.py TARGET [--host-memory-gib 6.5] [--rounds 3]
 
