@@ -104,8 +104,11 @@ class Asking:
             self.seconds += self._model.price(places).seconds
             for place, found in zip(places, self._model.expand(places), strict=True):
                 self._asked.add((place.sequence, place.node))
+                guesses = self._guesses[place.sequence]
                 for token_id, share in found:
-                    self._guesses[place.sequence].add(place.node, token_id, kind_of_share(share))
+                    guesses.add(place.node, token_id, kind_of_share(share))
+                if found:
+                    guesses.doubt(place.node, [each for each, _ in found], guesses.rate(ANY_OF_MODEL))
             self.choice = choose(list(self._guesses.values()), self._step, self.seconds)
             places = self._worth(list(self._next()))
         return self.choice
