@@ -240,7 +240,8 @@ class EngineConfig:
     #: A head of multi-token prediction that came with the model guesses, too: where it can and there is no
     #: draft model ("auto"), "on" (refused where it can't), or "off". It takes memory within the budget.
     mtp: MTPMode = "auto"
-    #: The upper planes of the model's own weights guess (weights "planes"), where they all stay in memory.
+    #: The upper planes of the model's own weights guess (weights "planes"), where they all stay in memory. A
+    #: draft_model beside them guesses what they will say, so that one pass over them judges several guesses.
     draft_with_planes: bool = False
     #: Most guesses of one sequence in a step.
     max_guesses: int = 32
@@ -346,11 +347,11 @@ class EngineConfig:
             other = "speculation is off" if self.draft_model is None else "a draft model guesses"
             raise ConfigError(f"mtp is 'on', and {other}; leave one of the two out")
         if self.draft_with_planes and (
-            self.mtp == "on" or self.draft_model is not None or self.speculation == "off"
+            self.mtp == "on" or self.draft_with_eagle3 or self.speculation == "off"
         ):
             raise ConfigError(
-                "draft_with_planes has the model's upper planes guess; leave out a draft model, mtp 'on' and "
-                "speculation 'off'"
+                "draft_with_planes has the model's upper planes guess; leave out mtp 'on', draft_with_eagle3 "
+                "and speculation 'off'"
             )
         if self.draft_with_eagle3 and (self.draft_model is None or self.speculation == "off"):
             raise ConfigError(

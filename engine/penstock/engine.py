@@ -13,6 +13,7 @@ from penstock.drafters.draft_model import DraftModel
 from penstock.drafters.loading import ModelSource, load_with_guesses
 from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
+from penstock.drafters.two_levels import TwoLevels
 from penstock.errors import STEP_ERRORS, UnsupportedModel
 from penstock.generation.drafting.asking import Guesser
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
@@ -81,8 +82,9 @@ class Engine:
         """Engine.load() makes the parts from a model's name. `predict` says how long a step of (num_tokens,
         num_sampled) should take by what was measured of the hardware."""
         self.model = model
-        #: What guesses for this model: a small model, the head that came with it, or its own upper planes.
-        self.draft_model: DraftModel | MTPDrafter | PlanesDrafter | None = draft_model
+        #: What guesses for this model: a small model, the head that came with it, its own upper planes, or
+        #: these with a small model before them.
+        self.draft_model: DraftModel | MTPDrafter | PlanesDrafter | TwoLevels | None = draft_model
         self.plan = plan
         self.config = config
         self.spec, self.tokenizer = model.spec, model.tokenizer
@@ -114,8 +116,11 @@ class Engine:
         self._block_log = BlockLog(config.block_size) if publisher is not None else None
         blocks = self._block_manager(kv_tiers)
         if config.draft_with_planes:
-            check_planes(model, plan)
-            self.draft_model = PlanesDrafter(model, blocks, config.max_num_seqs, predict)
+            check_planes(model, plan, draft_model is not None)
+            planes = PlanesDrafter(model, plan, blocks, config, predict)
+            self.draft_model = planes
+            if isinstance(draft_model, DraftModel):
+                self.draft_model = TwoLevels(draft_model, planes)
         self.scheduler = self._scheduler(blocks, drafter)
         self._follow_tiers()
         frame = PromptFrame.of(model.spec, model.pooling)

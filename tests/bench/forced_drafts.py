@@ -3,13 +3,15 @@ to end, within the same memory. Weights are random, so that the draft model's gu
 is real, and its guesses are replaced by what the answer without guesses has, wrong at stated rates.
 
     python tests/bench/forced_drafts.py TARGET DRAFT [--host-memory-gib 6] [--rounds 3] [--tokens 48]
-
     python tests/bench/forced_drafts.py TARGET planes     (TARGET is in planes, and the upper ones guess)
+    python tests/bench/forced_drafts.py TARGET DRAFT --ways off planes "draft model" "two levels"
 
-TARGET and DRAFT are folders (`penstock bench --shape NAME` makes such). The rates are such that the best tree
-of 32 guesses gives 4.88 tokens in a pass, as OPT-Tree's authors measured with a model of 1.1 billion
-parameters for one of 7 billion (Wang et al. 2024, arXiv 2406.17276, table 1, temperature 0). Upper planes are
-right in 92% of cases, as engine/README.md has it for the model that is less sure.
+The last command has TARGET in planes, too. --answer FILE keeps the answer for later calls, which then need
+not compute all of it without guesses. TARGET and DRAFT are folders (`penstock bench --shape NAME` makes
+such). The rates are such that the best tree of 32 guesses gives 4.88 tokens in a pass, as OPT-Tree's authors
+measured with a model of 1.1 billion parameters for one of 7 billion (Wang et al. 2024, arXiv 2406.17276,
+table 1, temperature 0). Upper planes are right in 92% of cases, as engine/README.md has it for the model that
+is less sure. With two levels, the draft model is right about the planes as often as it is about the model.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import heapq
+import json
 import random
 import statistics
 import time
@@ -27,8 +30,10 @@ from pathlib import Path
 
 from penstock.config import EngineConfig
 from penstock.drafters.draft_model import DraftModel
+from penstock.drafters.planes_drafter import PlanesDrafter
+from penstock.drafters.two_levels import TwoLevels
 from penstock.engine import Engine
-from penstock.generation.drafting.asking import Guesser, Place
+from penstock.generation.drafting.asking import Guesser, Place, Price
 from penstock.generation.drafting.drafter import NO_DRAFTS
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
@@ -43,6 +48,9 @@ BESIDE = (1.0, 0.17, 0.07, 0.04)
 PLANES = Path("planes")
 PLANES_RATES = [0.92, 0.04, 0.01, 0.01]
 PROMPT = 32
+#: Tokens that nobody chooses.
+GARBAGE = 31000
+WAYS = ("off", "draft model", "planes", "two levels")
 
 
 def tokens_in_a_pass(rates: list[float], num_guesses: int) -> float:
@@ -66,18 +74,43 @@ def published_rates() -> list[float]:
     return [low * each for each in BESIDE]
 
 
-class Forced:
-    """Someone whose guesses are right at these rates."""
+class Said:
+    """What someone says who is right at these rates."""
 
-    def __init__(self, model: Guesser, rates: list[float]) -> None:
-        self.model, self.rates = model, rates
-        self.answer: list[int] = []
-        self.drafting_s = 0.0
+    def __init__(self, rates: list[float], answer: list[int]) -> None:
+        self.rates, self.answer = rates, answer
         #: Of each place on the right path, the number of the answer's token behind it.
         self._path: dict[int, int] = {}
 
-    def seconds(self, num_places: int) -> float:
-        return self.model.seconds(num_places)
+    def behind(self, place: Place) -> list[tuple[int, float]]:
+        """Tokens that nobody chooses, and perhaps the right one among them."""
+        if place.node < 0:
+            self._path = {-1: place.sequence.num_output_tokens}
+        elif place.parent in self._path and place.token_id == self._at(self._path[place.parent]):
+            self._path[place.node] = self._path[place.parent] + 1
+        dice = random.Random(f"{place.sequence.num_tokens} {place.node}")
+        said = [GARBAGE + rank for rank in range(len(self.rates))]
+        if place.node in self._path:
+            draw, rank = dice.random(), 0
+            while rank < len(self.rates) and draw >= self.rates[rank]:
+                draw, rank = draw - self.rates[rank], rank + 1
+            if rank < len(self.rates):
+                said[rank] = self._at(self._path[place.node])
+        return list(zip(said, self.rates, strict=True))
+
+    def _at(self, index: int) -> int:
+        return self.answer[index] if index < len(self.answer) else -1
+
+
+class Forced:
+    """Someone whose time is real, and whose guesses are right at these rates."""
+
+    def __init__(self, model: Guesser, rates: list[float], answer: list[int]) -> None:
+        self.model, self.said = model, Said(rates, answer)
+        self.drafting_s, self.num_asked = 0.0, 0
+
+    def price(self, places: List[Place]) -> Price:
+        return self.model.price(places)
 
     def backlog_s(self, sequences: List[Sequence]) -> float:
         return self.model.backlog_s(sequences)
@@ -90,31 +123,49 @@ class Forced:
 
     def expand(self, places: List[Place]) -> list[list[tuple[int, float]]]:
         began = time.perf_counter()
-        drawn = self.model.expand(places)
+        self.model.expand(places)
         self.drafting_s += time.perf_counter() - began
-        return [self._said(place) for place, _ in zip(places, drawn, strict=True)]
+        self.num_asked += 1
+        return [self.said.behind(place) for place in places]
 
     def finish(self) -> None:
         self.model.finish()
 
-    def _said(self, place: Place) -> list[tuple[int, float]]:
-        """Tokens that nobody chooses, and perhaps the right one among them."""
-        if place.node < 0:
-            self._path = {-1: place.sequence.num_output_tokens}
-        elif place.parent in self._path and place.token_id == self._at(self._path[place.parent]):
-            self._path[place.node] = self._path[place.parent] + 1
-        dice = random.Random(f"{place.sequence.num_tokens} {place.node}")
-        said = [31000 + rank for rank in range(len(self.rates))]
-        if place.node in self._path:
-            draw, rank = dice.random(), 0
-            while rank < len(self.rates) and draw >= self.rates[rank]:
-                draw, rank = draw - self.rates[rank], rank + 1
-            if rank < len(self.rates):
-                said[rank] = self._at(self._path[place.node])
-        return list(zip(said, self.rates, strict=True))
 
-    def _at(self, index: int) -> int:
-        return self.answer[index] if index < len(self.answer) else -1
+class ForcedLevels(Forced):
+    """Two levels, with planes that are right about the answer at PLANES_RATES, and a small model that is
+    right about the planes at these rates."""
+
+    def __init__(self, model: TwoLevels, rates: list[float], answer: list[int]) -> None:
+        super().__init__(model, rates, answer)
+        self.of_planes, self.num_small = Said(PLANES_RATES, answer), 0
+        self._pass, self._level = model.planes.expand_lines, model.small.expand
+        model.planes.expand_lines = self.judge  # type: ignore[method-assign]
+        model.small.expand = self.guess  # type: ignore[method-assign]
+
+    def expand(self, places: List[Place]) -> list[list[tuple[int, float]]]:
+        began = time.perf_counter()
+        found = self.model.expand(places)
+        self.drafting_s += time.perf_counter() - began
+        return found
+
+    def judge(self, lines: List[List[Place]]) -> list[list[list[tuple[int, float]]]]:
+        drawn = self._pass(lines)
+        self.num_asked += 1
+        return [
+            [self.of_planes.behind(place) for place, _ in zip(line, found, strict=False)]
+            for line, found in zip(lines, drawn, strict=True)
+        ]
+
+    def guess(self, places: List[Place]) -> list[list[tuple[int, float]]]:
+        drawn = self._level(places)
+        self.num_small += bool(places)
+        rate, found = self.said.rates[0], list[list[tuple[int, float]]]()
+        for place, said in zip(places, drawn, strict=True):
+            token_id = self.of_planes.behind(place)[0][0]
+            dice = random.Random(f"small {place.sequence.num_tokens} {place.node}")
+            found.append([(token_id if dice.random() < rate else GARBAGE + 9, rate)] if said else [])
+        return found
 
 
 def answer(engine: Engine, prompt: list[int], num_tokens: int) -> tuple[list[int], float, int]:
@@ -130,77 +181,91 @@ def answer(engine: Engine, prompt: list[int], num_tokens: int) -> tuple[list[int
     return found, (len(found) - num_first) / (time.perf_counter() - began), steps
 
 
-def said(engine: Engine, forced: Forced, per_step: float) -> str:
+def told(engine: Engine, forced: Forced, per_step: float) -> str:
     """What the guesses took and gave."""
     metrics = engine.metrics
     step_ms = 1e3 * metrics.step_seconds / metrics.num_steps
     drafting_ms = 1e3 * forced.drafting_s / metrics.num_steps
     num_guesses = metrics.draft_tokens / max(1, metrics.draft_chains)
-    depths = " ".join(
-        f"{count / max(1, metrics.draft_chains):.2f}" for count in metrics.accepted_by_place[:8]
-    )
+    asked = f"{forced.num_asked / metrics.num_steps:.1f} levels or passes"
+    if isinstance(forced, ForcedLevels):
+        asked += f" and {forced.num_small / metrics.num_steps:.1f} levels of the small model"
     return (
-        f"  {metrics.num_streamed_layers} layers streamed; {per_step:.2f} tokens in a sweep of "
-        f"{num_guesses:.0f} guesses; {step_ms:.0f} ms a step, {drafting_ms:.0f} ms of them drafting\n"
-        f"  share of the trees that were right at depth 1, 2, ...: {depths}"
+        f"{metrics.num_streamed_layers} layers streamed; {per_step:.2f} tokens in a sweep of "
+        f"{num_guesses:.0f} guesses; {step_ms:.0f} ms a step, {drafting_ms:.0f} ms of them in {asked}"
     )
 
 
 @contextlib.contextmanager
-def loaded(options: argparse.Namespace, config: EngineConfig, hardware: HardwareProfile) -> Iterator[Engine]:
+def loaded(
+    way: str, options: argparse.Namespace, config: EngineConfig, hardware: HardwareProfile
+) -> Iterator[Engine]:
     """The target with whoever guesses for it, within the same memory."""
-    if options.draft == PLANES:
-        config = replace(config, draft_with_planes=True)
-        with Engine.load(options.target, config, hardware=hardware, tokenizer=NoText()) as engine:
-            yield engine
-        return
-    draft = DraftModel.load(options.draft, config, hardware=hardware, tokenizer=NoText())
-    left, machine = draft.leave(config, hardware)
-    with Engine.load(options.target, left, hardware=machine, tokenizer=NoText()) as engine:
-        engine.draft_model = draft  # which the engine closes
+    draft: DraftModel | None = None
+    if way in ("draft model", "two levels"):
+        draft = DraftModel.load(options.draft, config, hardware=hardware, tokenizer=NoText())
+        config, hardware = draft.leave(config, hardware)
+    config = replace(config, draft_with_planes=way in ("planes", "two levels"))
+    drafter = NO_DRAFTS if way == "off" else None
+    with Engine.load(
+        options.target, config, hardware=hardware, tokenizer=NoText(), drafter=drafter
+    ) as engine:
+        if draft is not None:  # which the engine closes
+            planes = engine.draft_model
+            engine.draft_model = TwoLevels(draft, planes) if isinstance(planes, PlanesDrafter) else draft
         yield engine
+
+
+def forced_of(engine: Engine, whole: list[int]) -> Forced:
+    """Whoever guesses for the engine, with the rates of its kind."""
+    guesser = engine.draft_model
+    assert guesser is not None
+    if isinstance(guesser, TwoLevels):
+        return ForcedLevels(guesser, published_rates(), whole)
+    rates = PLANES_RATES if isinstance(guesser, PlanesDrafter) else published_rates()
+    return Forced(guesser, rates, whole)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("target", type=Path)
     parser.add_argument("draft", type=Path)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[])
     parser.add_argument("--host-memory-gib", type=float, default=6)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--answer", type=Path)
     options = parser.parse_args()
+    ways = options.ways or ["off", "planes" if options.draft == PLANES else "draft model"]
     config = EngineConfig(
         host_memory_bytes=int(options.host_memory_gib * 2**30), num_kv_tokens=1024, max_model_len=512,
         max_num_seqs=4, max_num_batched_tokens=128, enable_prefix_caching=False,
     )  # fmt: skip
     hardware = measure_hardware(options.target, config, Path.home() / ".cache" / "penstock" / "hardware.json")
-    rates = PLANES_RATES if options.draft == PLANES else published_rates()
-    print("rates of the guesses behind a right one:", " ".join(f"{rate:.2f}" for rate in rates))
+    print("rates of a draft model's guesses:", " ".join(f"{rate:.2f}" for rate in published_rates()))
     prompt = [random.Random(0).randrange(3, 30000) for _ in range(PROMPT)]
-    speeds: dict[str, list[float]] = {"off": [], "on": []}
-    whole: list[int] = []
-    for number in range(options.rounds):
-        with Engine.load(
-            options.target, config, hardware=hardware, tokenizer=NoText(), drafter=NO_DRAFTS
-        ) as plain:
-            expected, speed, _ = answer(plain, prompt, 8 if number else options.tokens)
-            whole = whole or expected
-            speeds["off"].append(speed)
-            num_off = plain.metrics.num_streamed_layers
-        del plain  # an engine that is closed keeps its memory as long as somebody has it
-        with loaded(options, config, hardware) as engine:
-            assert engine.draft_model is not None
-            forced = Forced(engine.draft_model, rates)
-            forced.answer = whole
-            engine.scheduler._drafter = Speculation(engine.meter.known_s, forced)
-            found, speed, steps = answer(engine, prompt, options.tokens)
-            assert found == whole, "an answer depends on guesses"
-            speeds["on"].append(speed)
-            print(f"off {speeds['off'][-1]:.3f} tokens/s, {num_off} layers streamed; on {speed:.3f}:")
-            print(said(engine, forced, (options.tokens - 1) / steps), flush=True)
-        del engine, forced
-    off, on = (statistics.median(speeds[name]) for name in ("off", "on"))
-    print(f"medians: off {off:.3f}, on {on:.3f} tokens/s: {on / off:.2f} times")
+    speeds: dict[str, list[float]] = {way: [] for way in ways}
+    kept = options.answer
+    whole: list[int] = json.loads(kept.read_text()) if kept is not None and kept.exists() else []
+    for _ in range(options.rounds):
+        for way in ways:
+            with loaded(way, options, config, hardware) as engine:
+                forced = None
+                if way != "off":
+                    forced = forced_of(engine, whole)
+                    engine.scheduler._drafter = Speculation(engine.meter.known_s, forced)
+                found, speed, steps = answer(engine, prompt, 8 if way == "off" and whole else options.tokens)
+                whole = whole or found
+                if kept is not None and not kept.exists():
+                    kept.write_text(json.dumps(whole))
+                assert found == whole[: len(found)], "an answer depends on guesses"
+                speeds[way].append(speed)
+                streamed = f"{engine.metrics.num_streamed_layers} layers streamed"
+                rest = streamed if forced is None else told(engine, forced, (options.tokens - 1) / steps)
+                print(f"{way:12} {speed:.3f} tokens/s; {rest}", flush=True)
+            del engine, forced  # an engine that is closed keeps its memory as long as somebody has it
+    for way, found_speeds in speeds.items():
+        print(f"median: {way:12} {statistics.median(found_speeds):.3f} tokens/s")
 
 
 if __name__ == "__main__":

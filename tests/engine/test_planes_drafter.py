@@ -65,8 +65,8 @@ def test_a_step_that_is_cancelled_behind_guesses_leaves_exact_keys(tiny_llama: P
 
 def test_guesses_are_those_of_the_model_in_four_bits(tiny_llama: Path) -> None:
     """They read the exact keys and values of the text: of a prompt of one token there are none, so that the
-    model that has 8 in all lower planes gives the same distribution."""
-    with with_planes(tiny_llama) as engine:
+    model that has 8 in all lower planes gives the same distribution, with activations in 8 bits."""
+    with with_planes(tiny_llama, activations="int8") as engine:
         params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
         found: list[list[tuple[int, float]]] = []
         drafter = planes_of(engine)
@@ -102,5 +102,5 @@ def test_what_can_not_be_had_is_refused(tiny_llama: Path, tmp_path: Path) -> Non
     save_tiny_llama(tmp_path)
     with pytest.raises(CapacityError, match="some are streamed"):
         Engine.load(tmp_path, EngineConfig(weights="planes", draft_with_planes=True, num_resident_layers=1))
-    with pytest.raises(ConfigError, match="leave out a draft model"):
-        EngineConfig(draft_with_planes=True, draft_model="other")
+    with pytest.raises(ConfigError, match="leave out mtp 'on'"):
+        EngineConfig(draft_with_planes=True, mtp="on")

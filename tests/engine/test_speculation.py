@@ -380,3 +380,22 @@ def test_a_predicted_answer_takes_few_steps(tiny_llama: Path) -> None:
 def test_who_asks_for_none_gets_none(tiny_llama: Path) -> None:
     with Engine.load(tiny_llama, EngineConfig(speculation="off")) as engine:
         assert engine.scheduler._drafter is NO_DRAFTS
+
+
+def test_a_guess_that_a_model_does_not_name_is_less_likely() -> None:
+    """By Bayes' rule, and its followers with it. What the model names stays, and so does all elsewhere."""
+    sequence = Sequence(0, GenerationRequest([1, 2, 3], SamplingParams()), 100)
+    guesses = Guesses(sequence, Acceptance(), 0.0)
+    guesses.add_chain([7, 8, 9], 4)
+    guesses.add(-1, 5, kind_of_share(0.6))
+    before, named, rate = list(guesses.chances), 3, 0.8
+    guesses.doubt(-1, [5, 6], rate)
+    # Of 10,000 texts, those in which the guess is right and none of the model's is, of all of the latter.
+    right = before[0] * (1 - rate)
+    assert guesses.chances[0] == pytest.approx(right / (right + 1 - before[0]))
+    for node in (1, 2):
+        assert guesses.chances[node] / before[node] == pytest.approx(guesses.chances[0] / before[0])
+    assert guesses.chances[named] == before[named]
+    before = list(guesses.chances)
+    guesses.doubt(1, [4], rate)
+    assert guesses.chances[:2] == before[:2] and guesses.chances[2] < before[2]

@@ -18,7 +18,7 @@ from pathlib import Path
 from penstock.config import EngineConfig
 from penstock.drafters.memory_beside import card_bytes, config_beside, machine_beside, plan_beside
 from penstock.errors import CapacityError, ConfigError
-from penstock.generation.drafting.asking import Place
+from penstock.generation.drafting.asking import Place, Price
 from penstock.generation.drafting.expectation import Assumed, assumed_model
 from penstock.generation.drafting.fork_limit import ForkLimit
 from penstock.generation.model_inputs import ModelInputs
@@ -207,6 +207,10 @@ class DraftModel:
         """What one level of guesses takes; 0 if nothing was measured."""
         return self._predict(num_places, num_places).seconds
 
+    def price(self, places: List[Place]) -> Price:
+        """Guesser.price(): one level's."""
+        return Price(self.seconds(len(places)))
+
     def backlog_s(self, sequences: List[Sequence]) -> float:
         """Guesser.backlog_s(): in calls of MAX_CHUNK tokens."""
         num_tokens = 0
@@ -236,6 +240,11 @@ class DraftModel:
         found = iter(self._candidates([twin for twin in twins if twin is not None]))
         return [next(found) if twin is not None else [] for twin in twins]
 
+    def reach(self, place: Place) -> None:
+        """A later place of this step will follow this one, whose own followers nobody asks for: its token is
+        computed together with the later one."""
+        self._at(place)
+
     def finish(self) -> None:
         """Guesses stay: those that come true need not be computed again."""
 
@@ -256,8 +265,8 @@ class DraftModel:
         """The twin whose last token is that of a place. None if it has no room, or if its grammar is
         complete."""
         branches = self._twins[place.sequence.sequence_id].branches
-        if place.node < 0:
-            return branches[-1]
+        if place.node in branches:
+            return branches[place.node]
         parent = branches.get(place.parent)
         if parent is None or parent.num_tokens + 1 >= self.model.max_model_len:
             return None

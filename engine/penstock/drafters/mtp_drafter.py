@@ -20,7 +20,7 @@ from torch import Tensor
 
 from penstock.drafters.heard_states import HeardStates
 from penstock.drafters.memory_beside import card_bytes
-from penstock.generation.drafting.asking import Place
+from penstock.generation.drafting.asking import Place, Price
 from penstock.generation.drafting.expectation import Assumed, assumed_head
 from penstock.generation.drafting.fork_limit import ForkLimit
 from penstock.generation.model_inputs import ModelInputs
@@ -104,6 +104,10 @@ class MTPDrafter:
     def seconds(self, num_places: int) -> float:
         """What one level of guesses takes; 0 if nothing was measured."""
         return self._predict(num_places, num_places).seconds
+
+    def price(self, places: List[Place]) -> Price:
+        """Guesser.price(): one level's."""
+        return Price(self.seconds(len(places)))
 
     def backlog_s(self, sequences: List[Sequence]) -> float:
         """Guesser.backlog_s(): rows beyond those of the first level."""

@@ -14,8 +14,9 @@ from collections.abc import Sequence as List
 
 import torch
 
+from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError
-from penstock.generation.drafting.asking import Place
+from penstock.generation.drafting.asking import Place, Price
 from penstock.generation.drafting.expectation import Assumed, assumed_planes
 from penstock.generation.drafting.fork_limit import ForkLimit
 from penstock.generation.model_inputs import ModelInputs
@@ -34,24 +35,47 @@ from penstock.weights.streamer import LayerStreamer
 NUM_CANDIDATES = 4
 #: More pending tokens than these, of a prompt or a grammar, are not computed for guesses.
 MAX_PENDING = 8
+NO_PLANES = "upper planes guess only in a model in planes: take --weights planes"
 
 
-def check_planes(model: Model, plan: MemoryPlan) -> None:
+def check_planes(model: Model, plan: MemoryPlan, has_draft_model: bool) -> None:
     """Raises ConfigError for a model whose weights are in no planes or whose steps need more, and
-    CapacityError if upper planes are streamed."""
+    CapacityError if upper planes are streamed. has_draft_model: a small model has memory beside them."""
     tensors = model.store.tensors
     if not has_planes(tensors):
-        raise ConfigError("upper planes guess only in a model in planes: take --weights planes")
+        raise ConfigError(NO_PLANES)
     if len(tensors.stacks) > 1 or model.spec.state_bytes or model.spec.num_experts_per_token:
         raise ConfigError(
             f"upper planes can't guess for {model.spec.architecture}: it has experts, recurrent states or an "
             "encoder"
         )
+    check_upper_planes(plan, has_draft_model)
+
+
+def check_upper_planes(plan: MemoryPlan, has_draft_model: bool) -> None:
+    """Raises CapacityError if upper planes are streamed by this plan of a model in planes."""
     if any(not layer.is_resident and not layer.is_lower for layer in plan.layers):
+        other = "take a smaller draft model" if has_draft_model else "name a small draft model in their place"
         raise CapacityError(
             "upper planes guess only where they all stay in memory, and some are streamed. Raise "
-            "--host-memory, or name a small draft model"
+            f"--host-memory, or {other}"
         )
+
+
+def pass_s(plan: MemoryPlan, predict: Predict, rows_per_token: int, num_places: int) -> float:
+    """What a pass over the upper planes takes; 0 if nothing was measured. predict: of the model's steps, in
+    which each token has so many rows. A pass reads the upper planes' part of what a step reads from memory
+    and writes there, and has a row for each place. Beyond the first, a row takes what it takes in a step, or
+    its arithmetic: a few rows hide theirs behind the reading of 8 bits, and 4 bits are read too soon for
+    that."""
+    one, step, as_many_rows = (
+        predict(count, count) for count in (1, num_places, -(-num_places // rows_per_token))
+    )
+    whole = sum(layer.num_bytes * (1 if layer.is_resident else 2) for layer in plan.layers)
+    upper = sum(layer.num_bytes for layer in plan.layers if not layer.is_lower)
+    read_s = one.terms.get("memory", 0.0) * upper / whole
+    arithmetic_s = step.terms.get("arithmetic", 0.0) - one.terms.get("arithmetic", 0.0)
+    return read_s + max(as_many_rows.products_s - one.products_s, arithmetic_s / rows_per_token)
 
 
 class UpperPlanes:
@@ -86,12 +110,18 @@ class PlanesDrafter:
     #: Bytes of the host's memory that are its own, and of a card's.
     num_bytes = num_card_bytes = 0
 
-    def __init__(self, model: Model, blocks: BlockManager, max_num_seqs: int, predict: Predict) -> None:
-        """blocks: of the model's keys and values. predict: the time of the model's steps."""
+    def __init__(
+        self, model: Model, plan: MemoryPlan, blocks: BlockManager, config: EngineConfig, predict: Predict
+    ) -> None:
+        """blocks: of the model's keys and values. config: of the model. predict: the time of its steps."""
         self._planes, self._blocks, self._predict = UpperPlanes(model.streamer), blocks, predict
-        self._executor = model.executor.beside(self._planes)
+        self._plan, self._rows_per_token = plan, config.rows_per_token
+        family = model.executor.family
+        # Guesses may be less exact: half as many rows, and rows bind a pass from the third place on.
+        family = family.with_kernels(family.kernels.with_int8_activations())
+        self._executor = model.executor.beside(self._planes, family)
         self._sampler = Sampler(model.spec.vocab_size, frozenset())
-        self._forks, self._max_rows = ForkLimit(), max_num_seqs
+        self._forks, self.max_num_tokens = ForkLimit(), config.max_num_batched_tokens
         #: By the number of a sequence and the node of the step's guesses; -1: the text's end.
         self._branches: dict[tuple[int, int], Sequence] = {}
 
@@ -101,27 +131,37 @@ class PlanesDrafter:
         return assumed_planes(self.seconds)
 
     def seconds(self, num_places: int) -> float:
-        """What one level of guesses takes: half of the bytes that a step reads from memory, or as much
-        arithmetic; 0 if nothing was measured."""
-        step = self._predict(num_places, num_places)
-        return max(0.5 * step.terms.get("memory", 0.0), step.products_s, step.terms.get("arithmetic", 0.0))
+        """What a pass over so many places takes; 0 if nothing was measured."""
+        return pass_s(self._plan, self._predict, self._rows_per_token, num_places)
+
+    def price(self, places: List[Place]) -> Price:
+        """Guesser.price(): one level's."""
+        return Price(self.seconds(len(places)))
 
     def backlog_s(self, sequences: List[Sequence]) -> float:
         """Nothing: the model's keys and values are there."""
         return 0.0
 
     def start(self, sequences: List[Sequence]) -> list[Sequence]:
-        """Begin a step. A sequence with many pending tokens, or without free blocks, is not among those that
-        are returned."""
+        """Begin a step. A sequence with many pending tokens is not among those that are returned."""
         if not self._planes.are_there:
             return []
-        return [each for each in sequences if self._begin(each)]
+        return [each for each in sequences if each.num_pending_tokens <= MAX_PENDING and each.encoder is None]
 
     def expand(self, places: List[Place]) -> list[list[tuple[int, float]]]:
         """Guesser.expand(): what may follow each place."""
-        branches = [self._at(place) for place in places]
-        found = iter(self._candidates([branch for branch in branches if branch is not None]))
-        return [next(found) if branch is not None else [] for branch in branches]
+        return [found[0] if found else [] for found in self.expand_lines([[place] for place in places])]
+
+    def expand_lines(self, lines: List[List[Place]]) -> list[list[list[tuple[int, float]]]]:
+        """What may follow each place of each line, in one pass. A line's first place is as expand() has it,
+        and the others follow one another behind it. A line is cut where a grammar is complete or blocks have
+        no room."""
+        room, branches = self.max_num_tokens, list[list[Sequence]]()
+        for line in lines:
+            branches.append(self._line(line, room))
+            room -= branches[-1][-1].num_pending_tokens if branches[-1] else 0
+        found = iter(self._candidates([each for each in branches if each]))
+        return [[next(found) for _ in each] for each in branches]
 
     def finish(self) -> None:
         """The blocks of all guesses are free again."""
@@ -131,60 +171,80 @@ class PlanesDrafter:
 
     def close(self) -> None: ...
 
-    def _begin(self, sequence: Sequence) -> bool:
-        if sequence.num_pending_tokens > MAX_PENDING or sequence.encoder is not None:
-            return False
-        return self._fork(sequence, -1, copy.copy(sequence)) is not None
+    def _line(self, line: List[Place], room: int) -> list[Sequence]:
+        """The branches whose last tokens are those of a line's places, of which at most `room` tokens are
+        pending; none if the first has no room, or if its grammar is complete."""
+        first, number = line[0], line[0].sequence.sequence_id
+        found = [copy.copy(first.sequence)] if first.node < 0 else []
+        parent = first.sequence if found else self._branches.get((number, first.parent))
+        if parent is None:
+            return []
+        for place in line[len(found) :]:
+            branch = self._next(found[-1] if found else parent, place)
+            if branch is None:
+                break
+            found.append(branch)
+        while found and not (found[-1].num_pending_tokens <= room and self._place(parent, found)):
+            found.pop()
+        for place, branch in zip(line, found, strict=False):
+            self._branches[number, place.node] = branch
+        return found
 
-    def _at(self, place: Place) -> Sequence | None:
-        """The branch whose last token is that of a place. None if it has no room, or if its grammar is
-        complete."""
-        number = place.sequence.sequence_id
-        if place.node < 0:
-            return self._branches[number, -1]
-        parent = self._branches.get((number, place.parent))
-        if parent is None or parent.num_tokens >= parent.max_total_tokens:
-            return None
-        if not self._forks.take(place.sequence):
+    def _next(self, parent: Sequence, place: Place) -> Sequence | None:
+        """A branch with one token more, and without blocks. None where its text has to end."""
+        if parent.num_tokens >= parent.max_total_tokens or not self._forks.take(place.sequence):
             return None
         matcher = parent.matcher.after(place.token_id) if parent.matcher is not None else None
         if matcher is not None and matcher.is_complete:
             return None
         branch = copy.copy(parent)
         branch.token_ids, branch.matcher = [*parent.token_ids, place.token_id], matcher
-        return self._fork(parent, place.node, branch)
+        return branch
 
-    def _fork(self, parent: Sequence, node: int, branch: Sequence) -> Sequence | None:
-        """Give a branch, which goes on from its parent, blocks of its own from its first pending token on:
-        what guesses write must never be in a block that the model's sequences read. None without room."""
-        branch.block_table = []
-        self._blocks.share(parent, branch)
-        first, size = branch.num_computed_tokens // self._blocks.block_size, self._blocks.block_size
-        offset = branch.num_computed_tokens % size
-        pool, table = self._blocks.pool, branch.block_table
-        num_blocks = self._blocks.blocks_for(branch.num_tokens)
+    def _place(self, parent: Sequence, branches: List[Sequence]) -> bool:
+        """Give branches, which follow one another and go on from a parent, blocks of their own from the first
+        pending token on: what guesses write must never be in a block that the model's sequences read. Each
+        has those of its tokens. False without room."""
+        last = branches[-1]
+        last.block_table = []
+        self._blocks.share(parent, last)
+        first, size = last.num_computed_tokens // self._blocks.block_size, self._blocks.block_size
+        offset = last.num_computed_tokens % size
+        pool, table = self._blocks.pool, last.block_table
+        num_blocks = self._blocks.blocks_for(last.num_tokens)
         if pool.num_free < num_blocks - first:
-            self._blocks.release(branch)
-            return None
+            self._blocks.release(last)
+            return False
         for index in range(first, len(table)):
             shared = table[index]
             # Only the first of these blocks has tokens in front of the pending ones.
             table[index] = self._blocks.copy(shared) if offset and index == first else pool.take()
             pool.disown(shared)
         table.extend(pool.take() for _ in range(num_blocks - len(table)))
-        self._branches[branch.sequence_id, node] = branch
-        return branch
+        for branch in branches[:-1]:
+            branch.block_table = table[: self._blocks.blocks_for(branch.num_tokens)]
+            for block in branch.block_table:
+                pool.own(block)
+        return True
 
-    def _candidates(self, branches: List[Sequence]) -> list[list[tuple[int, float]]]:
-        """Compute what is pending of each branch. Returns for each its likely next tokens and their
-        shares."""
-        if not branches:
+    def _candidates(self, lines: List[List[Sequence]]) -> list[list[tuple[int, float]]]:
+        """Compute what is pending of branches that follow one another in each line. Returns for each branch
+        its likely next tokens and their shares."""
+        if not lines:
             return []
-        parts = tuple(ScheduledSequence(each, each.num_pending_tokens, True) for each in branches)
+        parts = tuple(
+            # The row of the token before each token behind the first branch's, and the last token's.
+            ScheduledSequence(
+                line[-1], line[-1].num_pending_tokens, True, range(line[0].num_tokens, line[-1].num_tokens)
+            )
+            for line in lines
+        )
         # Copies for the model's step, which are among these, may as well be made now.
         batch = Batch(parts, self._blocks.take_copies())
         logits = self._executor.forward(ModelInputs.of(batch, self._blocks.block_size))
-        found = self._sampler.candidates(logits, batch, NUM_CANDIDATES)
+        branches = [branch for line in lines for branch in line]
+        rows = Batch(tuple(ScheduledSequence(branch, 1, True) for branch in branches))
+        found = self._sampler.candidates(logits, rows, NUM_CANDIDATES)
         for branch in branches:
             branch.advance(branch.num_pending_tokens)
         return found

@@ -77,10 +77,11 @@ class Executor:
         """The weights of embedding and head."""
         return self._embedding, self._head
 
-    def beside(self, streamer: LayerSource) -> Executor:
-        """The same model with the same keys and values, whose layers come from elsewhere."""
+    def beside(self, streamer: LayerSource, family: Family) -> Executor:
+        """The same model with the same keys and values, whose layers come from elsewhere and are computed by
+        a family with other kernels."""
         return Executor(
-            self._family, self._embedding, self._head, streamer, self._kv_cache, self._max_rows, self._places
+            family, self._embedding, self._head, streamer, self._kv_cache, self._max_rows, self._places
         )
 
     @property

@@ -96,6 +96,12 @@ class NativeKernels(NativeRecurrences):
         twin.experts = UncomputedExperts(twin._library, twin._activation_bits, twin)
         return twin
 
+    def with_int8_activations(self) -> NativeKernels:
+        twin = copy.copy(self)
+        twin.activations, twin._activation_bits = "int8", 8
+        twin.use(self.build, self._library)
+        return twin
+
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, QuantizedTensor):  # the usual case, without a further call
             num_tokens, in_features = x.shape

@@ -47,6 +47,9 @@ class TorchKernels(PlainOperations):
         """The same kernels: their operations can't allocate without computing."""
         return self
 
+    def with_int8_activations(self) -> TorchKernels:
+        return TorchKernels("int8")
+
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, StackedMatrix):
             return weight.product(self.linear, x, bias)

@@ -131,6 +131,10 @@ class Kernels(Recurrences, Protocol):
         the memory that a step of sequences of up to `longest` tokens takes, or that a smaller step takes if
         this is more."""
 
+    def with_int8_activations(self) -> Kernels:
+        """Kernels of the same kind that round activations to 8 bits, for what may be less exact; these
+        kernels themselves where nothing would be won."""
+
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features]. The type of `weight` tells
         the weight format. Raises TypeError for a type that these kernels don't know."""
@@ -238,6 +242,9 @@ class ForwardingKernels(_ForwardingRecurrences):
 
     def without_arithmetic(self, longest: int) -> Kernels:
         return self._kernels.without_arithmetic(longest)
+
+    def with_int8_activations(self) -> Kernels:
+        return self._kernels.with_int8_activations()
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         return self._kernels.linear(x, weight, bias)

@@ -295,6 +295,9 @@ class ReferenceKernels(PlainOperations):
         """The same kernels: their operations can't allocate without computing."""
         return self
 
+    def with_int8_activations(self) -> ReferenceKernels:
+        return ReferenceKernels("int8")
+
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, StackedMatrix):
             return weight.product(self.linear, x, bias)

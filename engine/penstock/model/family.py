@@ -3,6 +3,7 @@ architecture.py says. A family is code and holds no weights: weights are handed 
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -65,6 +66,12 @@ class Family(Architecture):
             replace(everywhere, window=spec.sliding_window(index), chunk=spec.attention_chunk(index))
             for index in range(spec.num_layers)
         ]
+
+    def with_kernels(self, kernels: Kernels) -> Family:
+        """The same family, which computes with other kernels."""
+        twin = copy.copy(self)
+        twin.kernels = kernels
+        return twin
 
     def attention_spec(self) -> AttentionSpec:
         """What attention computes in every layer, apart from its window."""

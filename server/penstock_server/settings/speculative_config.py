@@ -128,7 +128,7 @@ def _check_method(asked: dict[str, Any]) -> None:
         raise ValueError(f"no method: write one of {', '.join(_METHODS)}")
     if method in _WITH_MODEL and "model" not in asked:
         raise ValueError(f'method {method} needs its model: add "model": a folder or a hub repository')
-    if method in (*_MTP, _PLANES) and "model" in asked:
+    if method in _MTP and "model" in asked:
         raise ValueError(f"method {method} is for what came with the model: leave the draft model out")
     if method in _TEXT and "model" in asked:
         raise ValueError(f"method {method} guesses without a model: leave the model out, or the method")

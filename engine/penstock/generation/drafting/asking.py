@@ -6,6 +6,7 @@ guesses. This is OPT-Tree's way (Wang et al. 2024, arXiv 2406.17276), over sever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as List
 from typing import NamedTuple, Protocol
@@ -29,13 +30,27 @@ class Place(NamedTuple):
     node: int = -1
     parent: int = -1
     token_id: int = -1
+    #: That this guess and all those before it are right.
+    chance: float = 1.0
+
+
+class Price(NamedTuple):
+    """What a question should take, and what it should bring."""
+
+    #: 0 if nothing was measured.
+    seconds: float
+    #: How likely it is that followers of each place will be known, then followers of its likeliest follower,
+    #: and so on.
+    known: tuple[float, ...] = (1.0,)
+    #: Places about which the answer is there, since it was computed with an earlier one.
+    there: tuple[Place, ...] = ()
 
 
 class Guesser(Protocol):
     """A draft model."""
 
-    def seconds(self, num_places: int) -> float:
-        """What one level takes; 0 if nothing was measured."""
+    def price(self, places: List[Place]) -> Price:
+        """Of expand() at these places."""
         ...
 
     def backlog_s(self, sequences: List[Sequence]) -> float:
@@ -54,6 +69,12 @@ class Guesser(Protocol):
     def finish(self) -> None:
         """All guesses of the step are there."""
         ...
+
+
+def repaid_s(backlog_s: float, sequences: List[Sequence]) -> float:
+    """A step's share of what a model has to catch up with: the rest of the answers repays it."""
+    num_left = max(each.max_total_tokens - each.num_tokens for each in sequences)
+    return backlog_s / max(1, min(num_left, _REPAYING))
 
 
 class Asking:
@@ -75,18 +96,21 @@ class Asking:
             self._model.finish()
 
     def _run(self) -> Choice:
-        places = [Place(sequence) for sequence in self._guesses]
-        while places and self._may_pay(places):
-            if not self._asked:
-                able = set(self._model.start([place.sequence for place in places]))
-                places = [place for place in places if place.sequence in able]
-            self.seconds += self._model.seconds(len(places))
+        places = self._worth([Place(sequence) for sequence in self._guesses])
+        if places:
+            able = set(self._model.start([place.sequence for place in places]))
+            places = [place for place in places if place.sequence in able]
+        while places:
+            self.seconds += self._model.price(places).seconds
             for place, found in zip(places, self._model.expand(places), strict=True):
                 self._asked.add((place.sequence, place.node))
+                guesses = self._guesses[place.sequence]
                 for token_id, share in found:
-                    self._guesses[place.sequence].add(place.node, token_id, kind_of_share(share))
+                    guesses.add(place.node, token_id, kind_of_share(share))
+                if found:
+                    guesses.doubt(place.node, [each for each, _ in found], guesses.rate(ANY_OF_MODEL))
             self.choice = choose(list(self._guesses.values()), self._step, self.seconds)
-            places = list(self._next())
+            places = self._worth(list(self._next()))
         return self.choice
 
     @property
@@ -94,26 +118,38 @@ class Asking:
         """Whether the model guessed anything."""
         return bool(self._asked)
 
-    def _may_pay(self, places: list[Place]) -> bool:
-        """Whether the step gains if as many of these places' followers are right as usually are."""
-        hope = 0.0
-        for place in places:
-            guesses = self._guesses[place.sequence]
-            hope += guesses.chance(place.node) * guesses.rate(ANY_OF_MODEL)
-        choice, step = self.choice, self._step
-        num_guesses = min(step.room, choice.num_guesses + len(places))
-        seconds = self.seconds + self._model.seconds(len(places))
+    def _worth(self, places: list[Place]) -> list[Place]:
+        """Of these places those to ask about: all whose answers are there, else as many of the likeliest as
+        should bring the most tokens per second; none where fewer than now."""
+        if places and (there := self._model.price(places).there):
+            return list(there)
+        order = sorted(places, key=lambda place: -place.chance)
+        best, most = 0, self.choice.rate
+        # Twice as many each time: each count asks for a prediction.
+        for count in sorted({min(2**power, len(order)) for power in range(len(order).bit_length() + 1)}):
+            rate = self._rate_with(order[:count]) if count else 0.0
+            if rate > most:
+                best, most = count, rate
+        return order[:best]
+
+    def _rate_with(self, places: list[Place]) -> float:
+        """Tokens per second if as many of these places' followers are right as usually are."""
+        choice, step, price = self.choice, self._step, self._model.price(places)
+        seconds = self.seconds + price.seconds
         if not self._asked:
             seconds += self._backlog_s()
         elif seconds > step.allowance_s:
-            return False
-        return step.rate(choice.num_right + hope, num_guesses, seconds) > choice.rate
+            return 0.0
+        hope = 0.0
+        for place in places:
+            rate = self._guesses[place.sequence].rate(ANY_OF_MODEL)
+            hope += place.chance * sum(known * rate ** (1 + level) for level, known in enumerate(price.known))
+        num_guesses = choice.num_guesses + math.ceil(len(places) * sum(price.known))
+        return step.rate(choice.num_right + hope, min(step.room, num_guesses), seconds)
 
     def _backlog_s(self) -> float:
-        """A step's share of what the model has to catch up with: the rest of the answers repays it."""
         sequences = list(self._guesses)
-        num_left = max(each.max_total_tokens - each.num_tokens for each in sequences)
-        return self._model.backlog_s(sequences) / max(1, min(num_left, _REPAYING))
+        return repaid_s(self._model.backlog_s(sequences), sequences)
 
     def _next(self) -> Iterator[Place]:
         """Guesses that the step would compute and that follow a place of an earlier level."""
@@ -124,4 +160,4 @@ class Asking:
                 is_new = (sequence, node) not in self._asked and (sequence, parent) in self._asked
                 if is_new and num_left:
                     num_left -= 1
-                    yield Place(sequence, node, parent, guesses.token_ids[node])
+                    yield Place(sequence, node, parent, guesses.token_ids[node], guesses.chances[node])

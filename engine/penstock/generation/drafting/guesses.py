@@ -79,6 +79,19 @@ class Guesses:
             self.kinds[node], self.chances[node] = kind, chance
         return node
 
+    def doubt(self, parent: int, token_ids: List[int], rate: float) -> None:
+        """A model says what may follow `parent`, and names a right token at this rate. Other guesses are less
+        likely therefore (by Bayes' rule), and so are those that follow them."""
+        scales = dict[int, float]()
+        for node, before in enumerate(self.parents):
+            if before == parent and self.token_ids[node] not in token_ids:
+                chance = self.chances[node] / self.chance(parent)
+                scales[node] = (1 - rate) / (1 - rate * chance)
+            elif before in scales:
+                scales[node] = scales[before]
+        for node, scale in scales.items():
+            self.chances[node] *= scale
+
     def add_chain(self, token_ids: List[int], num_same: int, first_kind: int | None = None) -> None:
         """What followed the same `num_same` tokens elsewhere. Where a guess matters, those before it
         are right: they are the same in both places, too."""

@@ -66,6 +66,10 @@ class CudaKernels(PlainRecurrences):
         """The same kernels: a GPU computes so fast that leaving the arithmetic out saves nothing."""
         return self
 
+    def with_int8_activations(self) -> CudaKernels:
+        """The same kernels: nobody asks a GPU so far."""
+        return self
+
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, StackedMatrix):
             return weight.product(self.linear, x, bias)

@@ -26,7 +26,12 @@ from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock.weights.checkpoints.formats import read_config
 from penstock_server.commands.planning.footprints import estimated_plan, footprint_at, footprint_of
 from penstock_server.commands.planning.other_machine import OtherMachine
-from penstock_server.commands.planning.planned_draft import PlannedDraft, planned_draft, planned_head
+from penstock_server.commands.planning.planned_draft import (
+    PlannedDraft,
+    assumed_beside,
+    planned_draft,
+    planned_head,
+)
 from penstock_server.facade.expected_drafts import (
     NUM_SEQS,
     draft_model_line,
@@ -123,11 +128,13 @@ def expected_drafting(
     if not _drafts(size, config):
         return ()
 
+    predict = functools.partial(predict_step, plan, size, hardware, config)
+
     @functools.cache
     def predict_s(num_tokens: int) -> float:
-        return predict_step(plan, size, hardware, config, num_tokens, num_tokens).seconds
+        return predict(num_tokens, num_tokens).seconds
 
-    drafter = None if draft is None else draft.drafter
+    drafter = assumed_beside(plan, predict, config, draft)
     return expected_drafts(predict_s, config, plan.num_kv_blocks, drafter)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,20 @@ from penstock.config import EngineConfig
 from penstock.drafters import mtp_plan
 from penstock.drafters.draft_model import check_plan, own_config
 from penstock.drafters.eagle3_plan import names_eagle3, read_eagle3, with_states
+from penstock.drafters.find_head import no_small_model
 from penstock.drafters.memory_beside import card_bytes, config_beside, machine_beside
-from penstock.errors import CapacityError
-from penstock.generation.drafting.expectation import Assumed, assumed_eagle3, assumed_head, assumed_model
+from penstock.drafters.planes_drafter import NO_PLANES, check_upper_planes, pass_s
+from penstock.errors import CapacityError, ConfigError
+from penstock.generation.drafting.expectation import (
+    Assumed,
+    assumed_eagle3,
+    assumed_head,
+    assumed_model,
+    assumed_planes,
+    assumed_two_levels,
+)
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.planning.cost import predict_step
+from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.model.heads.eagle3 import Eagle3
 from penstock.model.known_shapes import SHAPES, find_shape
@@ -29,6 +39,21 @@ from penstock.weights.checkpoints.hub import find_config
 from penstock.weights.store import planned_tensors
 from penstock_server.commands.planning.footprints import estimated_plan, footprint_at, footprint_of
 from penstock_server.settings.settings import Settings
+
+
+def assumed_beside(
+    plan: MemoryPlan, predict: Predict, config: EngineConfig, draft: PlannedDraft | None
+) -> Assumed | None:
+    """What guesses for a model with this plan. predict: of its steps. Raises CapacityError if upper planes
+    that should guess are streamed, and ConfigError for a model that has none."""
+    small = None if draft is None else draft.drafter
+    if not config.draft_with_planes:
+        return small
+    if not any(layer.is_lower for layer in plan.layers):
+        raise ConfigError(NO_PLANES)
+    check_upper_planes(plan, draft is not None)
+    planes = assumed_planes(functools.partial(pass_s, plan, predict, config.rows_per_token))
+    return planes if small is None else assumed_two_levels(small, planes)
 
 
 @dataclass(frozen=True)
@@ -66,6 +91,8 @@ def _draft_on(settings: Settings, hardware: HardwareProfile, config: EngineConfi
     if name.lower() in SHAPES and not Path(name).exists():
         size = footprint_of(find_shape(name), own)
     elif names_eagle3(name, config, settings.offline):
+        if config.draft_with_planes:
+            raise no_small_model(name)
         config_json = read_config(find_config(name, None, settings.offline))
         return _planned_eagle3(name, config_json, hardware, config)
     else:
@@ -107,7 +134,7 @@ def planned_head(
     config_json: dict[str, Any], hardware: HardwareProfile, config: EngineConfig
 ) -> PlannedDraft | None:
     """The head of multi-token prediction that config.json tells of, if it would guess."""
-    if config.mtp == "off" or config.draft_model is not None:
+    if config.mtp == "off" or config.draft_model is not None or config.draft_with_planes:
         return None
     if hardware.device is not None and config.draft_device == "cpu":
         return None  # its largest matrices are the model's

@@ -75,6 +75,30 @@ def test_what_guesses_should_bring(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(run(capsys, *flags, "--json", "--speculation", "off"))["drafting"] == []
 
 
+def test_upper_planes_and_a_small_model_before_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """Chains make a level cheaper. Both have memory: the small model takes planes' place."""
+    flags = ["plan", "--shape", "solar-10.7b", "--kv-tokens", "1024", "--max-num-batched-tokens", "128"]
+    flags += ["--host-memory", "7GiB", "--weights", "planes", "--json", "--speculative-config"]
+    found = dict[str, dict[str, Any]]()
+    for source, small in (("planes", {}), ("two_levels", {"model": "tinyllama-1.1b"})):
+        data = json.loads(
+            run(capsys, *flags, json.dumps({"method": "planes", "num_speculative_tokens": 8} | small))
+        )
+        (found[source],) = (
+            row for row in data["drafting"] if row["source"] == source and row["num_seqs"] == 1
+        )
+        assert all(layer["home"] == "host" for layer in data["plan"]["layers"] if not layer["is_lower"])
+        assert ("draft_model" in data) == bool(small)
+    one, two = (row["drafting_s"] / row["num_levels"] for row in found.values())
+    assert 0 < two < one and found["two_levels"]["plain_s"] > found["planes"]["plain_s"]
+    both = json.dumps({"method": "planes", "model": "tinyllama-1.1b"})
+    tight = [("6GiB" if flag == "7GiB" else flag) for flag in flags]
+    assert cli.main([*tight, both]) == 1
+    assert "smaller draft model" in capsys.readouterr().err
+    assert cli.main(["plan", "--shape", "solar-10.7b", "--speculative-config", both]) == 2
+    assert "--weights planes" in capsys.readouterr().err
+
+
 def test_a_converted_copy_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also as a draft model: no repository is asked for."""
     copy = tmp_path / "models" / "owner" / "name"
@@ -105,6 +129,9 @@ def test_an_eagle3_head(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         )
     )  # fmt: skip
     flags = ("plan", "--shape", "solar-10.7b", "--host-memory", "6GiB", "--kv-tokens", "4096")
+    both = json.dumps({"method": "planes", "model": str(tmp_path)})
+    assert cli.main([*flags, "--speculative-config", both]) == 2
+    assert "EAGLE-3 head" in capsys.readouterr().err
     flags += ("--draft-model", str(tmp_path))
     data = json.loads(run(capsys, *flags, "--json"))
     layer = 2 * 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336
