@@ -414,7 +414,8 @@ def _room_for(purpose: str, lane: Lane) -> Iterator[None]:
         raise CapacityError(
             f"{lane.torch_device} has no room for {purpose}: {gib(free)} of {gib(total)} are free. End the "
             "processes that take the rest (nvidia-smi shows them), or lower --max-num-batched-tokens, "
-            "--max-num-seqs or --max-model-len"
+            "--max-num-seqs or --max-model-len",
+            "device",
         ) from error
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence as List
 
 import torch
 
-from penstock.errors import CapacityError, ConfigError
+from penstock.errors import CapacityError, ConfigError, MemoryName
 from penstock.generation.drafting.asking import Place
 from penstock.generation.drafting.expectation import Assumed, assumed_planes
 from penstock.generation.drafting.fork_limit import ForkLimit
@@ -48,9 +48,11 @@ def check_planes(model: Model, plan: MemoryPlan) -> None:
             "encoder"
         )
     if any(not layer.is_resident and not layer.is_lower for layer in plan.layers):
+        memory: MemoryName = "device" if plan.has_gpu else "host"
         raise CapacityError(
             "upper planes guess only where they all stay in memory, and some are streamed. Raise "
-            "--host-memory, or name a small draft model"
+            f"--{memory}-memory, or name a small draft model",
+            memory,
         )
 
 
