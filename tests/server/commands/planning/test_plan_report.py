@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from penstock import kernels
-from penstock.config import EngineConfig, KernelTuning
+from penstock.config import EngineConfig
 from penstock.errors import CapacityError
+from penstock.kernel_tuning import KernelTuning
 from penstock.memory.hardware import DiskProfile, HardwareProfile, KernelProfile
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES
 from penstock.weights.checkpoints.hub import CONFIG_PATTERNS, SHIPPED
