@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 #: Lowest first; rooms of one level don't know each other.
 LEVELS: list[set[str]] = [
     {"penstock.errors", "penstock.state_layout"},
+    {"penstock.kernel_tuning"},
     {"penstock.config", "penstock.nodes_config", "penstock.spec", "penstock.metrics"},
     {"penstock.memory", "penstock.kernels", "penstock.text"},
     {"penstock.weights"},
@@ -43,6 +44,7 @@ LEVELS: list[set[str]] = [
 #: Decisions on plain numbers.
 PURE = (
     "penstock.config",
+    "penstock.kernel_tuning",
     "penstock.spec",
     "penstock.state_layout",
     "penstock.memory.kv_disk.record",

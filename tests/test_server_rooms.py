@@ -18,7 +18,13 @@ GRAPH = ImportGraph(ROOT / "engine" / "penstock", SERVER)
 #: Rooms that may name modules of the engine: the facade, and commands, which are tools over files and plans.
 OPEN_ROOMS = ("facade", "commands")
 #: What all others may import of it: the names of the package, errors, the config.
-OUTSIDE = {"penstock", "penstock.errors", "penstock.config", "penstock.nodes_config"}
+OUTSIDE = {
+    "penstock",
+    "penstock.errors",
+    "penstock.config",
+    "penstock.kernel_tuning",
+    "penstock.nodes_config",
+}
 #: Parts of an engine that only the facade may touch.
 INSIDE = {"streamer", "scheduler", "executor", "sampler", "grammars", "block_manager", "meter"}
 #: What commands may ask an `engine` of their own; facade/inside.py tells them everything else.

@@ -33,6 +33,7 @@ PenstockError
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 
 class PenstockError(Exception):
@@ -43,8 +44,17 @@ class ConfigError(PenstockError):
     """A setting is wrong, or two settings contradict each other."""
 
 
+#: A machine's memories, as flags name them: --host-memory, --device-memory.
+MemoryName = Literal["host", "device"]
+
+
 class CapacityError(PenstockError):
     """Something does not fit into its budget."""
+
+    def __init__(self, message: str, memory: MemoryName | None = None) -> None:
+        """memory: the memory that is too small for a model; None if the error is about something else."""
+        super().__init__(message)
+        self.memory = memory
 
 
 class CheckpointError(PenstockError):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import EngineConfig, KernelTuning
+from penstock.config import EngineConfig
+from penstock.kernel_tuning import KernelTuning
 from penstock.kernels import Kernels, QuantizedTensor, choose_kernels, fingerprint, native_build
 from penstock.kernels.cuda.kept_check import card_identity
 from penstock.kernels.memory_reader import memory_readers

@@ -21,6 +21,7 @@ from penstock.drafters.eagle3_plan import PlannedEagle3
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError, UnsupportedModel
 from penstock.generation.drafting.speculation import Speculation
+from penstock.memory.pages import PAGE
 from penstock.model.heads.eagle3 import ABSENT, Eagle3, is_eagle3
 from penstock.model.registry import open_model
 
@@ -95,6 +96,16 @@ def test_a_head_has_its_memory_within_the_budget(pair: Pair) -> None:
         assert alone - engine.draft_model.num_bytes <= engine.plan.host_budget_bytes < alone
         engine.generate([[5, 9, 20] * 5], PARAMS)
         assert engine.metrics.draft_tokens
+    config = replace(config, num_kv_tokens=512)
+    planned = PlannedEagle3.open(config)
+    assert planned is not None
+    taken = planned.plan.host_used_bytes
+    planned.close()
+    planned = PlannedEagle3.open(replace(config, host_memory_bytes=taken))
+    assert planned is not None and planned.plan.host_used_bytes == taken
+    planned.close()
+    with pytest.raises(CapacityError, match=r"of host memory, and would not stay.*--host-memory"):
+        PlannedEagle3.open(replace(config, host_memory_bytes=taken - PAGE))  # states have no room
     small = EngineConfig(
         device="cpu", allow_pickle=True, draft_model=str(pair.head), host_memory_bytes=1 << 16
     )

@@ -14,7 +14,6 @@ import pytest
 import torch
 from units import layer_bytes
 
-from penstock import loader
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import (
@@ -33,6 +32,7 @@ from penstock.generation.requests.generation_request import GenerationRequest, S
 from penstock.generation.requests.request import RequestOutput
 from penstock.generation.sequence import FinishReason
 from penstock.kernels import cpu
+from penstock.loader import loading
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.memory.planning.cost import UNKNOWN, MeasuredSteps, StepPrediction
 from penstock.text.tokenizer import NoText
@@ -243,7 +243,7 @@ def test_a_broken_generation_config_is_found_before_there_is_a_lane(
     shutil.copytree(tiny_llama, folder)
     (folder / "generation_config.json").write_text("{")
     lanes: list[str] = []
-    monkeypatch.setattr(loader, "find_lane", lanes.append)
+    monkeypatch.setattr(loading, "find_lane", lanes.append)
     with pytest.raises(CorruptFile, match=r"generation_config\.json"):
         Engine.load(folder, tokenizer=NoText())
     assert not lanes

@@ -18,11 +18,12 @@ from test_cpmant import build as build_cpm_ant
 from test_encoder_decoder import build as build_encoder_decoder
 from tiny_models import build
 
-from penstock import loader, measure
+from penstock import measure
 from penstock.config import EngineConfig
 from penstock.engine import Completion
 from penstock.errors import CapacityError, ConfigError
 from penstock.kv_disk.fingerprint import arithmetic
+from penstock.loader import planning
 from penstock.memory import rates
 from penstock.memory.hardware import DeviceProfile, KernelProfile, capacities
 from penstock.memory.lane import find_lane
@@ -340,7 +341,7 @@ def test_a_budget_that_is_too_small(model: Path, card: PretendedCard) -> None:
 def test_a_card_too_full_to_try_a_step(
     model: Path, card: PretendedCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "_measured", {})  # an earlier test's step is not tried again
+    monkeypatch.setattr(planning, "_measured", {})  # an earlier test's step is not tried again
     card.memory.taken_bytes = card.memory.total_bytes - 1000
     with pytest.raises(CapacityError, match=r"largest step, of 40 tokens.*nvidia-smi.*--max-num-batched"):
         engines.load(model)

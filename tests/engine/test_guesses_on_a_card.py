@@ -4,6 +4,7 @@ budget, and answers stay the same to the last bit."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from conftest import save_byte_tokenizer
 from penstock.config import EngineConfig
 from penstock.drafters.draft_model import DraftModel
 from penstock.drafters.eagle3_drafter import Eagle3Drafter
+from penstock.drafters.eagle3_plan import PlannedEagle3
 from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import SamplingParams
+from penstock.memory.pages import PAGE
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -152,3 +155,41 @@ def test_a_draft_model_moves_to_the_processor(card: PretendedCard, tmp_path: Pat
     check_nothing_is_left(card)
     with pytest.raises(CapacityError, match="What guesses has .* of the GPU beside it: take --draft-device"):
         guessed.load(device_memory_bytes=taken)
+
+
+def test_an_eagle3_head_moves_to_the_processor(card: PretendedCard, tmp_path: Path) -> None:
+    """Where the card's budget has no room for the model's hidden states, of which it guesses."""
+    guessed = Guessed("eagle3", tmp_path)
+    config = EngineConfig(**(CONFIG | guessed.config | {"num_resident_layers": None}))
+    with closing(_opened(config)) as planned:
+        taken = planned.plan.device_used_bytes
+        assert planned.plan.has_gpu and taken <= planned.plan.device_budget_bytes
+    for shortage, has_gpu in ((0, True), (PAGE, False)):
+        with closing(_opened(replace(config, device_memory_bytes=taken - shortage))) as planned:
+            assert planned.plan.has_gpu == has_gpu
+    del planned
+    check_nothing_is_left(card)
+
+
+def _opened(config: EngineConfig) -> PlannedEagle3:
+    planned = PlannedEagle3.open(config)
+    assert planned is not None
+    return planned
+
+
+def test_a_model_without_room_in_ram_is_not_sent_to_the_processor(
+    card: PretendedCard, tmp_path: Path
+) -> None:
+    """The card has what guesses, and RAM is short: the advice names RAM, since what guesses would take more
+    of it there."""
+    guessed = Guessed("draft_model", tmp_path)
+    config = EngineConfig(**(CONFIG | guessed.config))
+    drafter = DraftModel.load(guessed.drafter, config)
+    taken = drafter.plan.host_used_bytes
+    assert drafter.num_card_bytes and taken
+    drafter.close()
+    del drafter
+    with pytest.raises(CapacityError, match="of RAM beside it: leave --draft-model out") as refused:
+        guessed.load(host_memory_bytes=taken + PAGE)
+    assert refused.value.memory == "host" and "--draft-device" not in str(refused.value)
+    assert "Raise --host-memory" in str(refused.value)

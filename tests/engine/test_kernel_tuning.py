@@ -18,9 +18,10 @@ from test_int4_kernels import cases as int4_cases
 from torch import Tensor
 
 from penstock import kernels, measure
-from penstock.config import TUNING_RANGES, EngineConfig, KernelTuning
+from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError
+from penstock.kernel_tuning import TUNING_RANGES, KernelTuning
 from penstock.kernels import Int4Tensor, Matrix, QuantizedTensor, choose_kernels, native_build
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds, load_library

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock import loader
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import ConfigError
@@ -20,6 +19,7 @@ from penstock.generation.requests.generation_request import SamplingParams
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
 from penstock.kernels import reference as plain
 from penstock.kernels.reference import ReferenceKernels
+from penstock.loader import planning
 from penstock.model.known_shapes import SHAPES
 from penstock.model.registry import read_spec
 from penstock.model.shapes import footprint
@@ -121,7 +121,7 @@ def test_a_layout_of_another_width_goes_through_the_engine(
 ) -> None:
     """With chunks of prompts, shared and copied blocks, preemptions and streamed layers; the twin has none of
     them."""
-    monkeypatch.setattr(loader, "choose_kernels", lambda *_: twin())
+    monkeypatch.setattr(planning, "choose_kernels", lambda *_: twin())
     config = EngineConfig(
         kv_dtype="float32",
         enable_prefix_caching=False,
@@ -133,7 +133,7 @@ def test_a_layout_of_another_width_goes_through_the_engine(
         expected = [
             engine.generate([prompt], params)[0] for prompt, params in zip(PROMPTS, PARAMS, strict=True)
         ]
-    monkeypatch.setattr(loader, "choose_kernels", lambda *_: kernels())
+    monkeypatch.setattr(planning, "choose_kernels", lambda *_: kernels())
     monkeypatch.setitem(KV_LAYOUTS, "float32", layout)
     num_bytes = 7 * BLOCK_SIZE * NUM_LAYERS * token_bytes
     config = EngineConfig(

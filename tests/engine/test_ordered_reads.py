@@ -3,6 +3,8 @@ they were asked for, and what fails is read in the plain way. Their twin is Dire
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
@@ -60,10 +62,6 @@ def test_ranges_are_what_the_file_holds(file: Path, part_pages: int, num_parts: 
 
 def test_a_plain_read_that_is_refused_at_once_is_told_each_time() -> None:
     """A file that was changed after it was opened is refused before anything is read."""
-
-    def refuse() -> Future[int]:
-        raise CorruptFile("the file has changed")
-
     reads = OrderedReads()
     buffer = aligned_buffer(PAGE)
     read = reads.give(-1, 0, buffer.data_ptr(), PAGE, refuse)
@@ -128,6 +126,75 @@ def test_who_was_given_up_and_is_wanted_again_is_whole(file: Path) -> None:
             read.is_given_up = False
             assert read.result() == num_bytes
             assert bytes(buffer[:num_bytes].numpy()) == file.read_bytes()
+
+
+def test_reads_that_are_dropped_end_their_thread() -> None:
+    """As close() does, and with what is on its way: the thread has its end, and the system its memory."""
+    before = set(os.listdir("/proc/self/task"))
+    reads = OrderedReads()
+    with pytest.raises(CorruptFile):
+        reads.give(-1, 0, aligned_buffer(PAGE).data_ptr(), PAGE, refuse).result()  # the thread runs
+    own = threads_of_reads() - before
+    assert len(own) == 1
+    del reads
+    gc.collect()
+    while own & threads_of_reads():  # nobody waits for the thread
+        pass
+
+
+def test_closing_twice_does_no_harm() -> None:
+    reads = OrderedReads()
+    reads.close()
+    reads.close()
+    assert reads.waited_s == 0
+
+
+def test_a_thread_that_can_not_be_woken_leaves_the_plain_way() -> None:
+    """Somebody closed the descriptor that wakes the thread: what is asked for then comes in the plain way,
+    and the reads can be closed."""
+    before = eventfds()
+    reads = OrderedReads()
+    ((_, wake),) = eventfds() - before
+    other = os.dup(wake)
+    os.close(wake)
+    os.eventfd_write(other, 1)
+    done, buffer = Future[int](), aligned_buffer(PAGE)
+    done.set_result(PAGE)
+    for _ in range(3):
+        given = [reads.give(-1, 0, buffer.data_ptr(), PAGE, lambda: done) for _ in range(NUM_TICKETS)]
+        assert [read.result() for read in given] == [PAGE] * NUM_TICKETS
+    reads.close()
+    os.close(other)
+
+
+def refuse() -> Future[int]:
+    raise CorruptFile("the file has changed")
+
+
+def eventfds() -> set[tuple[str, int]]:
+    """The descriptors of this process that wake somebody, with what tells one from a later one of the same
+    number."""
+    found = set()
+    for info in Path("/proc/self/fdinfo").iterdir():
+        try:
+            text = info.read_text()
+        except OSError:  # it was closed
+            continue
+        if "eventfd-count" in text:
+            found.add((text.partition("eventfd-id:")[2].strip(), int(info.name)))
+    return found
+
+
+def threads_of_reads() -> set[str]:
+    """Ids of the threads of this process that begin reads."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            if (task / "comm").read_text() == "penstock-reads\n":
+                found.add(task.name)
+        except OSError:  # the thread has ended
+            continue
+    return found
 
 
 def reader_state(read: OrderedRead) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from test_engine import exact
 
 from conftest import save_tiny_llama
 from penstock.config import EngineConfig
-from penstock.drafters.planes_drafter import PlanesDrafter
+from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.asking import Place
@@ -102,5 +103,9 @@ def test_what_can_not_be_had_is_refused(tiny_llama: Path, tmp_path: Path) -> Non
     save_tiny_llama(tmp_path)
     with pytest.raises(CapacityError, match="some are streamed"):
         Engine.load(tmp_path, EngineConfig(weights="planes", draft_with_planes=True, num_resident_layers=1))
+    with Engine.load(tmp_path, EngineConfig(weights="planes", num_resident_layers=1)) as engine:
+        for has_gpu, advice in ((False, "Raise --host-memory"), (True, "Raise --device-memory")):
+            with pytest.raises(CapacityError, match=advice):
+                check_planes(engine.model, replace(engine.plan, has_gpu=has_gpu), False)
     with pytest.raises(ConfigError, match="leave out mtp 'on'"):
         EngineConfig(draft_with_planes=True, mtp="on")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from penstock.config import EngineConfig
 from penstock.drafters.memory_beside import card_bytes, config_beside, machine_beside, plan_beside
-from penstock.errors import CapacityError, ConfigError
+from penstock.errors import CapacityError, ConfigError, MemoryName
 from penstock.generation.drafting.asking import Place, Price
 from penstock.generation.drafting.expectation import Assumed, assumed_model
 from penstock.generation.drafting.fork_limit import ForkLimit
@@ -74,10 +74,12 @@ def check_plan(name: str | Path, plan: MemoryPlan, has_encoder: bool, state_byte
     """Raises CapacityError for a draft model that this plan of its own does not keep in memory, and
     ConfigError for a kind of model that can't draft."""
     if num_streamed := sum(not layer.is_resident for layer in plan.layers):
+        memory: MemoryName = "device" if plan.has_gpu else "host"
         budget = plan.device_budget_bytes if plan.has_gpu else plan.host_budget_bytes
         raise CapacityError(
             f"the draft model {name} does not fit into {gib(budget)}: {num_streamed} of its layers would be "
-            f"read in each step. Take a smaller one, or raise --{'device' if plan.has_gpu else 'host'}-memory"
+            f"read in each step. Take a smaller one, or raise --{memory}-memory",
+            memory,
         )
     if has_encoder or state_bytes:
         raise ConfigError(

@@ -10,7 +10,7 @@ from penstock.config import EngineConfig
 from penstock.drafters.draft_model import check_spec
 from penstock.drafters.eagle3_drafter import Eagle3Drafter
 from penstock.drafters.memory_beside import plan_beside
-from penstock.drafters.mtp_plan import PlannedMTP, check_stays, own_config, why_not
+from penstock.drafters.mtp_plan import PlannedMTP, check_stays, own_config, why_not, with_waiting
 from penstock.errors import ConfigError
 from penstock.loader import Model, PlannedModel, SharedEnds, begin_reading
 from penstock.memory.hardware import HardwareProfile
@@ -49,9 +49,9 @@ class PlannedEagle3(PlannedMTP):
                 raise ConfigError(f"the EAGLE-3 head {name} can't guess: {trouble}")
 
             def settle(planned: PlannedModel) -> PlannedModel:
-                check_stays(planned.plan, f"the EAGLE-3 head {name}", "leave --draft-model out")
-                num_tokens = planned.config.max_num_batched_tokens
-                return planned._replace(plan=with_states(planned.plan, opened.spec, num_tokens))
+                plan = with_states(planned.plan, opened.spec, planned.config.max_num_batched_tokens)
+                check_stays(plan, f"the EAGLE-3 head {name}", "leave --draft-model out")
+                return planned._replace(plan=plan)
 
             own = own_config(config, opened.spec.max_position_embeddings)
             return cls(plan_beside(opened, own, config, hardware, settle), name)
@@ -92,9 +92,11 @@ class PlannedEagle3(PlannedMTP):
 
 def with_states(plan: MemoryPlan, spec: ModelSpec, num_tokens: int) -> MemoryPlan:
     """A head's plan with the memory of a step's hidden states: copies of two layers', and all of them side by
-    side, twice for a moment. What the projection reads is on the host, and so are its integers."""
+    side, twice for a moment. What the projection reads is on the host, and so are its integers. The host has
+    states that wait, too."""
     assert isinstance(spec, Eagle3Spec)
     state_bytes = 4 * num_tokens * spec.target_size
+    plan = with_waiting(plan, spec.hidden_size)
     return replace(
         plan,
         workspace_bytes=plan.workspace_bytes + (2 + 2 * NUM_STATES) * state_bytes,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.errors import CapacityError, ConfigError
 from penstock.loader import LoadedModel, Share, load_model
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.planning.plan import gib
+from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.memory.spare_memory import SpareMemory
 from penstock.text.tokenizer import Tokenizer
 
@@ -56,7 +57,7 @@ def load_with_guesses(
         undo.callback(small.close)
         config, hardware = small.leave(config, hardware)
     guessing = head or small
-    with _told_of_memory(0 if guessing is None else card_bytes(guessing.plan)):
+    with contextlib.nullcontext() if guessing is None else _told_of_memory(guessing.plan):
         loaded = load_model(
             source.model, config, source.offline, source.revision, source.tokenizer, hardware,
             source.cache_folder, source.spare, share,
@@ -77,15 +78,17 @@ def load_with_guesses(
     return loaded, small
 
 
-@contextmanager
-def _told_of_memory(num_bytes: int) -> Iterator[None]:
-    """Says in a CapacityError that what guesses has so many bytes of the card."""
+@contextlib.contextmanager
+def _told_of_memory(plan: MemoryPlan) -> Iterator[None]:
+    """Says in a CapacityError how much of the memory that is too small belongs to what guesses, by its
+    plan."""
     try:
         yield
     except CapacityError as error:
-        if not num_bytes:
+        if error.memory == "device" and card_bytes(plan):
+            taken = f"{gib(card_bytes(plan))} of the GPU beside it: take --draft-device cpu for a draft model"
+        elif error.memory == "host" and plan.host_used_bytes:
+            taken = f"{gib(plan.host_used_bytes)} of RAM beside it: leave --draft-model out"
+        else:
             raise
-        raise CapacityError(
-            f"{error}. What guesses has {gib(num_bytes)} of the GPU beside it: take --draft-device cpu for a "
-            "draft model, or --mtp off"
-        ) from error
+        raise CapacityError(f"{error}. What guesses has {taken}, or take --mtp off", error.memory) from error

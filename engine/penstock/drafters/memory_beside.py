@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from penstock.config import EngineConfig, card_number
-from penstock.errors import CapacityError
+from penstock.errors import CapacityError, MemoryName
 from penstock.loader import PlannedModel, plan_model
 from penstock.memory.cuda_lane import CudaLane
 from penstock.memory.hardware import HardwareProfile
@@ -84,18 +84,19 @@ def config_beside(config: EngineConfig, draft: MemoryPlan) -> EngineConfig:
     host, device = config.host_memory_bytes, config.device_memory_bytes
     return replace(
         config,
-        host_memory_bytes=_left(host, draft.host_used_bytes, "--host-memory"),
-        device_memory_bytes=_left(device, card_bytes(draft), "--device-memory"),
+        host_memory_bytes=_left(host, draft.host_used_bytes, "host"),
+        device_memory_bytes=_left(device, card_bytes(draft), "device"),
     )
 
 
-def _left(budget: int | None, used: int, flag: str) -> int | None:
+def _left(budget: int | None, used: int, memory: MemoryName) -> int | None:
     if budget is None:
         return None
     if budget <= used:
         raise CapacityError(
             f"the draft model takes {gib(used)} of {gib(budget)}: nothing is left for the model itself. Take "
-            f"a smaller one, or raise {flag}"
+            f"a smaller one, or raise --{memory}-memory",
+            memory,
         )
     return budget - used
 

@@ -11,7 +11,7 @@ from penstock.config import EngineConfig
 from penstock.drafters.draft_model import NUM_KV_TOKENS
 from penstock.drafters.memory_beside import config_beside, is_on_card, machine_beside, plan_beside
 from penstock.drafters.mtp_drafter import MAX_WAITING, MTPDrafter
-from penstock.errors import CapacityError, ConfigError
+from penstock.errors import CapacityError, ConfigError, MemoryName
 from penstock.generation.drafting.choice import LEAST_GAIN
 from penstock.generation.drafting.expectation import assumed_head, expected
 from penstock.loader import Model, PlannedModel, SharedEnds, begin_reading, plan_model
@@ -33,9 +33,7 @@ class PlannedMTP:
     """Files that are open, and a plan. Nothing is allocated."""
 
     def __init__(self, planned: PlannedModel) -> None:
-        self._planned = planned
-        waiting = 4 * MAX_WAITING * planned.opened.spec.hidden_size
-        self.plan = replace(planned.plan, heard_bytes=planned.plan.heard_bytes + waiting)
+        self._planned, self.plan = planned, planned.plan
 
     @classmethod
     def find(
@@ -154,15 +152,24 @@ def why_not(opened: OpenModel) -> str:
 
 
 def check_stays(plan: MemoryPlan, head: str, advice: str) -> None:
-    """Raises CapacityError for a head that this plan of its own does not keep in memory."""
-    if any(not layer.is_resident for layer in plan.layers):
-        place, used, budget = "host", plan.host_used_bytes, plan.host_budget_bytes
-        if plan.has_gpu:
-            place, used, budget = "device", plan.device_used_bytes, plan.device_budget_bytes
-        raise CapacityError(
-            f"{head} takes {gib(used)}, and would not stay in {gib(budget)}. Raise --{place}-memory, or "
-            f"{advice}"
-        )
+    """Raises CapacityError for a head that this plan of its own does not keep in memory, or that takes more
+    than a budget."""
+    is_streamed = any(not layer.is_resident for layer in plan.layers)
+    sizes: dict[MemoryName, tuple[int, int]] = {"host": (plan.host_used_bytes, plan.host_budget_bytes)}
+    if plan.has_gpu:
+        sizes["device"] = plan.device_used_bytes, plan.device_budget_bytes
+    for memory, (used, budget) in sizes.items():
+        if used > budget or (is_streamed and plan.has_gpu == (memory == "device")):
+            raise CapacityError(
+                f"{head} takes {gib(used)} of {memory} memory, and would not stay in {gib(budget)}. Raise "
+                f"--{memory}-memory, or {advice}",
+                memory,
+            )
+
+
+def with_waiting(plan: MemoryPlan, hidden_size: int) -> MemoryPlan:
+    """A head's plan with the memory of the hidden states that wait for their tokens' turn."""
+    return replace(plan, heard_bytes=plan.heard_bytes + 4 * MAX_WAITING * hidden_size)
 
 
 def _plan(
@@ -176,7 +183,7 @@ def _plan(
         if fair is not None:
             planned = plan_model(opened, fair, planned.lane, planned.hardware, shares_ends=True)
         check_stays(planned.plan, f"the head of multi-token prediction of {model}", "take --mtp off")
-        return planned
+        return planned._replace(plan=with_waiting(planned.plan, opened.spec.hidden_size))
 
     own = own_config(config, opened.spec.max_position_embeddings)
     return plan_beside(opened, own, config, hardware, settle, shares_ends=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence as List
 import torch
 
 from penstock.config import EngineConfig
-from penstock.errors import CapacityError, ConfigError
+from penstock.errors import CapacityError, ConfigError, MemoryName
 from penstock.generation.drafting.asking import Place, Price
 from penstock.generation.drafting.expectation import Assumed, assumed_planes
 from penstock.generation.drafting.fork_limit import ForkLimit
@@ -55,10 +55,12 @@ def check_planes(model: Model, plan: MemoryPlan, has_draft_model: bool) -> None:
 def check_upper_planes(plan: MemoryPlan, has_draft_model: bool) -> None:
     """Raises CapacityError if upper planes are streamed by this plan of a model in planes."""
     if any(not layer.is_resident and not layer.is_lower for layer in plan.layers):
+        memory: MemoryName = "device" if plan.has_gpu else "host"
         other = "take a smaller draft model" if has_draft_model else "name a small draft model in their place"
         raise CapacityError(
             "upper planes guess only where they all stay in memory, and some are streamed. Raise "
-            f"--host-memory, or {other}"
+            f"--{memory}-memory, or {other}",
+            memory,
         )
 
 

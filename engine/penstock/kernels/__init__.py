@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import EngineConfig, KernelChoice, KernelTuning
+from penstock.config import EngineConfig, KernelChoice
 from penstock.errors import ConfigError
+from penstock.kernel_tuning import KernelTuning
 from penstock.kernels import cpu_builds, tuning
 from penstock.kernels.adapters.low_rank import LowRank, LowRankPart
 from penstock.kernels.cpu import NativeKernels

@@ -11,8 +11,8 @@ from dataclasses import astuple, dataclass, replace
 import torch
 from torch import Tensor
 
-from penstock.config import TUNING_RANGES, KernelTuning
 from penstock.errors import ConfigError
+from penstock.kernel_tuning import TUNING_RANGES, KernelTuning
 from penstock.kernels.cpu_builds import load_library
 from penstock.kernels.int4_tensor import Int4Tensor
 from penstock.kernels.operands import Matrix, QuantizedTensor

@@ -87,7 +87,8 @@ class CudaMemory:
             raise CapacityError(
                 f"{self._device} has no {num_bytes} bytes left: {free} of {total} are free. Another process "
                 "may have taken memory since the plan was made (nvidia-smi shows which): end that process, "
-                "or lower --device-memory"
+                "or lower --device-memory",
+                "device",
             ) from error
         self._allocated.append(buffer)
         return buffer

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.config import KernelTuning
+from penstock.kernel_tuning import KernelTuning
 from penstock.memory.other_work import is_busy
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.config import TUNING_RANGES
+from penstock.kernel_tuning import TUNING_RANGES
 from penstock.memory.other_work import BUSY_SHARE, is_busy
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from penstock.config import TUNING_RANGES, KernelTuning
 from penstock.errors import ConfigError
+from penstock.kernel_tuning import TUNING_RANGES, KernelTuning
 from penstock.memory import kept_rates
 
 logger = logging.getLogger(__name__)

@@ -79,7 +79,7 @@ class Worker:
                 except OSError as error:
                     logger.log(
                         logging.INFO if retry_s == FIRST_RETRY_S else logging.DEBUG,
-                        "no leader at %s (%s); trying again", self._address, error,
+                        "no leader at %s (%s); trying again", self._address, error.strerror or error,
                     )  # fmt: skip
                 self._stopping.wait(retry_s)
                 retry_s = min(2 * retry_s, LAST_RETRY_S)

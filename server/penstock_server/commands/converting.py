@@ -96,6 +96,11 @@ def run_verify(folder: Path) -> int:
     return 0
 
 
+def gigabytes(num_bytes: float) -> str:
+    """For people: in units of 1000, as the hub has them."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
+
+
 def summary(report: ConversionReport, target: Path) -> list[str]:
     """The conversion's report as lines of text."""
     lines = [f"{target}: {report.num_files} files of weights in {report.total_s:.1f} s"]
@@ -107,8 +112,8 @@ def summary(report: ConversionReport, target: Path) -> list[str]:
         reading, writing = report.bytes_read / report.quantize_s, report.bytes_written / report.write_s
         limit = "quantizing" if report.quantize_s > report.write_s else "writing"
         lines += [
-            f"read and quantized {report.bytes_read / 1e9:.2f} GB at {reading / 1e9:.2f} GB/s",
-            f"wrote {report.bytes_written / 1e9:.2f} GB at {writing / 1e9:.2f} GB/s; {limit} was the limit",
+            f"read and quantized {gigabytes(report.bytes_read)} at {gigabytes(reading)}/s",
+            f"wrote {gigabytes(report.bytes_written)} at {gigabytes(writing)}/s; {limit} was the limit",
         ]
     if report.errors:
         worst = max(report.errors, key=lambda name: report.errors[name])

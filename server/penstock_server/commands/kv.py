@@ -14,6 +14,7 @@ from typing import Literal
 from penstock.errors import ConfigError
 from penstock.memory.kv_disk.kv_folder import ShelfSummary, shrink, summaries
 from penstock.memory.kv_disk.shelf import Shelf
+from penstock.memory.planning.plan import gib
 
 Action = Literal["list", "verify", "prune"]
 
@@ -38,12 +39,12 @@ def _show(found: list[ShelfSummary], as_json: bool) -> None:
         return
     for each in found:
         used = f", last used {_when(each.newest_s)}" if each.num_blocks else ""
-        print(f"{each.num_bytes / 2**30:8.3f} GiB  {each.num_blocks:7} blocks  {each.folder.name}{used}")
+        print(f"{gib(each.num_bytes):>12}  {each.num_blocks:7} blocks  {each.folder.name}{used}")
         if each.num_pieces:
             print(f"{'':14}{each.num_pieces:7} of them are {each.num_states} recurrent states")
         print(f"{'':14}of {each.about.get('model', 'an unknown model')}")
     models = "1 model" if len(found) == 1 else f"{len(found)} models"
-    print(f"{sum(each.num_bytes for each in found) / 2**30:8.3f} GiB of {models}")
+    print(f"{gib(sum(each.num_bytes for each in found)):>12} of {models}")
 
 
 def _told(summary: ShelfSummary) -> dict[str, object]:

@@ -14,25 +14,20 @@ def plan_table(plan: PlanBody) -> list[str]:
         ("embedding", "host", plan.embedding_bytes, ""),
         ("head", compute, plan.head_bytes, ""),
         *_layer_rows(plan, compute),
-        (
-            "staging",
-            compute,
-            plan.num_staging_slots * plan.staging_slot_bytes,
-            f"{plan.num_staging_slots} slots",
-        ),
     ]
-    if plan.num_host_slots:
-        size = plan.num_host_slots * plan.staging_slot_bytes
-        rows.append(("staging", "host", size, f"{plan.num_host_slots} slots, on the way to the GPU"))
+    ways = (compute, plan.num_staging_slots, ""), ("host", plan.num_host_slots, ", on the way to the GPU")
+    for home, number, text in ways:
+        if number:
+            rows.append(("staging", home, number * plan.staging_slot_bytes, f"{number} slots{text}"))
     experts = plan.num_expert_slots, plan.num_host_expert_slots
     way = ", on the way to the GPU" + (", or computed by the processor" if plan.shares_experts else "")
     for home, number, text in ((compute, experts[0], ""), ("host", experts[1], way)):
         if number:
             rows.append(("experts", home, number * plan.expert_slot_bytes, f"{number} slots{text}"))
+    elsewhere = (plan.kv_spill_bytes, "without room on the GPU"), (plan.kv_host_bytes, "that left the GPU")
     rows += [
         ("keys and values", compute, plan.kv_bytes, _tokens_text(plan)),
-        *([("spilled keys", "host", plan.kv_spill_bytes, "and values")] if plan.kv_spill_bytes else []),
-        *([("kept keys", "host", plan.kv_host_bytes, "and values")] if plan.kv_host_bytes else []),
+        *(("keys and values", "host", num_bytes, text) for num_bytes, text in elsewhere if num_bytes),
         *_state_rows(plan, compute),
         *([("adapters", "host", plan.adapter_bytes, "")] if plan.adapter_bytes else []),
         ("activations", compute, plan.workspace_bytes, _workspace_text(plan)),

@@ -65,7 +65,7 @@ def known_model(models: ServedModels, name: str | None) -> PooledModel:
     if (model := models.find(name)) is not None:
         return model
     names = [*models.names, *(adapter for model in models.models for adapter in model.adapters)]
-    message = f"There is no model {name!r} here; this server has {' and '.join(names)}."
+    message = f"There is no model {name!r} here; this server has {', '.join(names)}."
     raise ApiError(404, message, code="model_not_found", param="model")
 
 

@@ -122,8 +122,9 @@ class _Server(uvicorn.Server):
         loaded = engine_of(first).loaded
         for line in served_plan_lines(loaded.plan()):
             logger.info("%s", line)
-        names = (first.name, *(model.name for model in others))
-        _tell(greeting(self._settings, loaded.model, self._url, names))
+        ready = [first.name, *(model.name for model in others if model.is_ready)]
+        later = [model.name for model in others if not model.is_ready]
+        _tell(greeting(self._settings, loaded.model, self._url, ready, later))
         systemd.notify(systemd.READY)
 
     async def _leave(self, refusal: ApiError, timeout_s: float) -> None:
@@ -214,9 +215,11 @@ def address(host: str, port: int, is_https: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def greeting(settings: Settings, model: ServedModel, url: str, names: Sequence[str] = ()) -> str:
-    """The text on stdout when the model is ready: the addresses, and a command to try. names: of the model,
-    and then of those that requests load; empty: the settings'."""
+def greeting(
+    settings: Settings, model: ServedModel, url: str, ready: Sequence[str] = (), later: Sequence[str] = ()
+) -> str:
+    """The text on stdout when the model is ready: the addresses, and a command to try. ready: names of the
+    models that are loaded; empty: the settings'. later: names of those that requests load."""
     body: dict[str, Any]
     if model.pooling is not None and model.pooling.is_score:
         path, body = (
@@ -237,6 +240,7 @@ def greeting(settings: Settings, model: ServedModel, url: str, names: Sequence[s
         command += ["-H", "Authorization: Bearer YOUR_KEY"]
     command += ["-d", json.dumps(body)]
     page = f"In a browser: {url}/\n" if settings.ui else ""
-    name, *others = names or settings.model_names[:1]
-    more = f"Loaded when asked for: {', '.join(others)}\n" if others else ""
-    return f"{name} is ready at {url}/v1\n{more}{page}Try it:\n  {shlex.join(command)}"
+    names = ready or settings.model_names[:1]
+    verb = "are" if len(names) > 1 else "is"
+    more = f"Loaded when asked for: {', '.join(later)}\n" if later else ""
+    return f"{' and '.join(names)} {verb} ready at {url}/v1\n{more}{page}Try it:\n  {shlex.join(command)}"

@@ -19,7 +19,6 @@ from penstock.config import (
     DraftDevice,
     EngineConfig,
     KernelChoice,
-    KernelTuning,
     KVDtype,
     KVEventsConfig,
     ModelImpl,
@@ -31,6 +30,7 @@ from penstock.config import (
     WeightBits,
 )
 from penstock.errors import ConfigError
+from penstock.kernel_tuning import KernelTuning
 from penstock_server.settings.chat_rules import (
     PARSER_CHOICES,
     REASONING_CHOICES,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 
-from penstock.config import KernelTuning, card_number
+from penstock.config import card_number
 from penstock.errors import ConfigError
+from penstock.kernel_tuning import KernelTuning
 
 
 def parse_bytes(text: str) -> int:

@@ -24,7 +24,7 @@ export function byteRate(value) {
 }
 
 export function rate(value) {
-  return value >= 100 ? Math.round(value).toString() : value >= 10 ? value.toFixed(1) : value.toFixed(2);
+  return value >= 100 ? Math.round(value).toLocaleString("en") : value >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
 
 export const percent = (part) => `${Math.round(100 * part)}%`;

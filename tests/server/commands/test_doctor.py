@@ -10,7 +10,7 @@ import torch
 from mtp_folders import save_with_head
 from pretended_card import missing, pretend
 
-from penstock.config import KernelTuning
+from penstock.kernel_tuning import KernelTuning
 from penstock.memory.kept_tuning import tuning_of
 from penstock.memory.lane import gpu_trouble
 from penstock_server import cli

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from penstock import measure
-from penstock.config import KernelTuning
 from penstock.engine import Engine
 from penstock.errors import CheckpointNotFound, EngineDead
+from penstock.kernel_tuning import KernelTuning
 from penstock.memory.hardware import DiskProfile, capacities
 from penstock_server.commands.planning.plan_report import profile
 from penstock_server.facade import loading

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from fakes import FakeAsyncEngine, FakeModel
-from penstock.config import EngineConfig, KernelTuning
+from penstock.config import EngineConfig
 from penstock.generation.drafting.expectation import assumed_model
+from penstock.kernel_tuning import KernelTuning
 from penstock.memory.hardware import DiskProfile, HardwareProfile, KernelProfile
 from penstock.memory.planning.cards import find_card
 from penstock.memory.planning.cost import predict_step

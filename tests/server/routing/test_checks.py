@@ -33,7 +33,7 @@ def test_an_unknown_name_is_answered_with_all_names() -> None:
     with several(Fakes(), {"adapters": ("fox",)}) as client:
         answer = ask(client, "c")
         assert answer.status_code == 404
-        assert "has a and b and fox." in answer.json()["error"]["message"]
+        assert "has a, b, fox." in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

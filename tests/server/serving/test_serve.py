@@ -61,6 +61,16 @@ def test_greeting_fits_the_model_and_the_settings() -> None:
     assert "browser" not in greeting(ui=False)
 
 
+def test_greeting_says_which_models_are_loaded() -> None:
+    text = serve.greeting(
+        Settings(model="a"), model_of(FakeModel()), "http://host:8000", ["a", "pinned"], ["c", "d"]
+    )
+    assert text.splitlines()[:2] == [
+        "a and pinned are ready at http://host:8000/v1",
+        "Loaded when asked for: c, d",
+    ]
+
+
 @pytest.mark.parametrize(
     ("host", "url"),
     [

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config import EngineConfig, KernelTuning, KVEventsConfig
+from penstock.config import EngineConfig, KVEventsConfig
 from penstock.errors import ConfigError
+from penstock.kernel_tuning import KernelTuning
 from penstock_server.settings.settings import Settings
 from penstock_server.settings.sources import add_flags, make_settings
 from penstock_server.settings.speculative_config import SpeculativeConfig

@@ -19,14 +19,15 @@ class SpillMemory:
         self.link = link
 
     def begin_read(self, places: Iterable[Place]) -> list[Future[int]]:
-        """Copies within the host's memory, which are done when this returns. Between two steps alone: a
-        step's own copies have ended then."""
+        """Copy bytes from each offset of the buffer to a tensor (uint8) on the host. The copies are done when
+        this returns, so there is no future to wait for. Between two steps alone: a step's own copies have
+        ended then."""
         for offset, target in places:
             target.copy_(self.buffer[offset : offset + target.numel()])
         return []
 
     def write(self, places: Sequence[Place]) -> None:
-        """The other way, as begin_read() does."""
+        """Copy each tensor (uint8, on the host) to its offset in the buffer, between two steps alone."""
         for offset, source in places:
             self.buffer[offset : offset + source.numel()].copy_(source)
 

@@ -33,7 +33,8 @@ class SpillStore(Protocol):
     """Where blocks lie that are not in memory, between two sweeps. The places are on the host."""
 
     def begin_read(self, places: Iterable[Place]) -> list[Future[int]]:
-        """Futures, which raise CorruptFile."""
+        """Bring the bytes of each place into its tensor. A future for each read that goes on, which gives its
+        bytes or raises CorruptFile."""
 
     def write(self, places: Sequence[Place]) -> None:
         """Returns when all is written. Raises CorruptFile."""

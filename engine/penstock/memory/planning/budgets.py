@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.config import EngineConfig
-from penstock.errors import CapacityError
+from penstock.errors import CapacityError, MemoryName
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import gib
 
@@ -40,12 +40,13 @@ class Budgets:
     def refusal(self, fixed: int, layers: int) -> CapacityError:
         """For a model whose fixed parts and layers take at least so many bytes where layers are computed."""
         least, budget = fixed + layers, self.computing
-        name = "device" if self.lane.has_own_memory else "host"
+        name: MemoryName = "device" if self.lane.has_own_memory else "host"
         return CapacityError(
             f"this model needs at least {least} bytes ({gib(least)}) of {name} memory as it is set up, and "
             f"the budget is {budget} ({gib(budget)}): {gib(fixed)} for embedding, head, activations, keys "
             "and values, recurrent states and adapters, the rest for layers and staging. Raise "
-            f"--{name}-memory, or lower --kv-tokens, {self._spill}--max-num-batched-tokens or --max-num-seqs"
+            f"--{name}-memory, or lower --kv-tokens, {self._spill}--max-num-batched-tokens or --max-num-seqs",
+            name,
         )
 
     def host_refusal(self, beside: int, staging: int) -> CapacityError:
@@ -60,7 +61,8 @@ class Budgets:
             f"this model needs at least {least} bytes ({gib(least)}) of host memory as it is set up, for the "
             "embedding, staging, and keys and values that have left the GPU (--kv-host-memory) or have no "
             "room there (--kv-spill-memory), and the "
-            f"budget is {self.host} ({gib(self.host)}). Raise --host-memory"
+            f"budget is {self.host} ({gib(self.host)}). Raise --host-memory",
+            "host",
         )
 
 

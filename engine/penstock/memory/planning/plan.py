@@ -229,5 +229,8 @@ def plane_notes(num_units: int, lower_planes: frozenset[int], resident: frozense
 
 
 def gib(num_bytes: float) -> str:
-    """For people: GiB, or MiB for less than a tenth of a GiB."""
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 / 10 else f"{num_bytes / 2**20:.2f} MiB"
+    """For people: GiB, or a smaller unit for less than a tenth of the larger one."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if num_bytes >= size / 10:
+            return f"{num_bytes / size:.2f} {unit}"
+    return f"{num_bytes / 2**10:.2f} KiB"

@@ -53,6 +53,7 @@ typedef struct {
     aio_context_t context;
     int wake;
     bool is_woken, is_closing, is_closed;
+    bool is_broken; /* nothing is read any more */
     pthread_mutex_t lock;
     pthread_cond_t ended;
 } ordered_reads;
@@ -70,11 +71,15 @@ static void wake_thread(ordered_reads *q) {
 
 /* ---- with the lock held */
 
+static void set_state(ordered_reads *q, int ticket, int32_t state) {
+    __atomic_store_n(q->states + ticket, state, __ATOMIC_RELEASE);
+}
+
 static void end_if_done(ordered_reads *q, int ticket) {
     const range *r = q->ranges + ticket;
     if (r->num_under_way || (r->num_begun_bytes < r->num_bytes && !r->has_failed)) return;
     q->ended_s[ticket] = now_s();
-    __atomic_store_n(q->states + ticket, r->has_failed ? FAILED : DONE, __ATOMIC_RELEASE);
+    set_state(q, ticket, r->has_failed ? FAILED : DONE);
     q->num_ended++;
     pthread_cond_broadcast(&q->ended);
 }
@@ -117,7 +122,7 @@ static void begin(ordered_reads *q) {
     while (q->num_waiting && q->num_under_way < q->depth) {
         const int ticket = q->waiting[0];
         const range *r = q->ranges + ticket;
-        q->states[ticket] = BEGUN;
+        set_state(q, ticket, BEGUN);
         if (!begin_part(q, ticket)) fail(q, ticket);
         else if (r->num_begun_bytes >= r->num_bytes) forget_waiting(q, ticket);
     }
@@ -153,13 +158,25 @@ static void ask_for_short_slices(void) {
     syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
-static void *serve(void *argument) {
-    ordered_reads *q = argument;
-    ask_for_short_slices();
+/* The thread can't be woken any more, since somebody closed its descriptor. All ranges fail, and so do those that come later:
+ * whoever gave them reads them in another way, and still has the reads to close. */
+static void fail_all(ordered_reads *q) {
+    syscall(SYS_io_destroy, q->context); /* waits for what is under way */
+    pthread_mutex_lock(&q->lock);
+    q->is_broken = true, q->num_under_way = 0;
+    for (int ticket = 0; ticket < NUM_TICKETS; ticket++)
+        if (q->states[ticket] == WAITING || q->states[ticket] == BEGUN) q->ranges[ticket].num_under_way = 0, fail(q, ticket);
+    pthread_cond_broadcast(&q->ended);
+    while (!q->is_closed) pthread_cond_wait(&q->ended, &q->lock);
+    pthread_mutex_unlock(&q->lock);
+}
+
+/* Serves until the reads are closed. Returns whether the thread could be woken until then. */
+static bool serve_until_closed(ordered_reads *q) {
     bool is_closed = false;
     while (!is_closed) {
         uint64_t number;
-        if (read(q->wake, &number, sizeof number) < 0 && errno != EINTR) break;
+        if (read(q->wake, &number, sizeof number) < 0 && errno != EINTR) return false;
         pthread_mutex_lock(&q->lock);
         q->is_woken = false;
         take_ends(q);
@@ -168,8 +185,19 @@ static void *serve(void *argument) {
         is_closed = q->is_closed;
         pthread_mutex_unlock(&q->lock);
     }
-    syscall(SYS_io_destroy, q->context); /* takes Linux some 35 ms, for which nobody waits */
-    close(q->wake);
+    return true;
+}
+
+static void *serve(void *argument) {
+    ordered_reads *q = argument;
+    pthread_setname_np(pthread_self(), "penstock-reads");
+    ask_for_short_slices();
+    if (serve_until_closed(q)) {
+        syscall(SYS_io_destroy, q->context); /* takes Linux some 35 ms, for which nobody waits */
+        close(q->wake);
+    } else {
+        fail_all(q); /* the descriptor may be somebody else's by now */
+    }
     pthread_mutex_destroy(&q->lock), pthread_cond_destroy(&q->ended);
     free(q);
     return NULL;
@@ -203,10 +231,15 @@ EXPORT ordered_reads *penstock_open_reads(int depth, int64_t part_bytes) {
 EXPORT void penstock_give_read(ordered_reads *q, int ticket, int descriptor, int64_t offset, int64_t address, int64_t num_bytes) {
     pthread_mutex_lock(&q->lock);
     q->ranges[ticket] = (range){.descriptor = descriptor, .offset = offset, .address = address, .num_bytes = num_bytes};
-    q->states[ticket] = WAITING;
-    q->waiting[q->num_waiting++] = ticket;
-    const bool wakes = q->num_under_way < q->depth && !q->is_woken;
-    q->is_woken |= wakes;
+    set_state(q, ticket, WAITING);
+    bool wakes = false;
+    if (q->is_broken) {
+        fail(q, ticket);
+    } else {
+        q->waiting[q->num_waiting++] = ticket;
+        wakes = q->num_under_way < q->depth && !q->is_woken;
+        q->is_woken |= wakes;
+    }
     pthread_mutex_unlock(&q->lock);
     if (wakes) wake_thread(q);
 }
@@ -217,7 +250,7 @@ EXPORT int penstock_take_read_back(ordered_reads *q, int ticket) {
     int what = 0;
     pthread_mutex_lock(&q->lock);
     if (forget_waiting(q, ticket)) what = q->states[ticket] == WAITING ? 1 : 2;
-    if (what == 1) q->states[ticket] = FREE;
+    if (what == 1) set_state(q, ticket, FREE);
     if (what == 2) fail(q, ticket);
     pthread_mutex_unlock(&q->lock);
     return what;
@@ -245,10 +278,13 @@ static bool is_under_way(ordered_reads *q, int ticket) {
     return state == WAITING || state == BEGUN;
 }
 
+static bool has_come(ordered_reads *q, int ticket) { return __atomic_load_n(q->states + ticket, __ATOMIC_ACQUIRE) == DONE; }
+
 /* 1: a range is there. -1: it has to be read in another way. 0: it is still on its way, and the caller does not wait. A short
  * wait spins, since a thread that sleeps comes back late. */
 EXPORT int penstock_wait_for_read(ordered_reads *q, int ticket, int is_patient) {
-    if (is_patient && is_under_way(q, ticket)) {
+    const bool is_waiting = is_patient && is_under_way(q, ticket);
+    if (is_waiting) {
         const double began_s = now_s();
         pthread_mutex_lock(&q->lock);
         q->num_waiting_threads++; /* who closes the reads waits for this thread */
@@ -256,13 +292,15 @@ EXPORT int penstock_wait_for_read(ordered_reads *q, int ticket, int is_patient) 
         while (is_under_way(q, ticket) && now_s() < began_s + SPIN_S) {}
         pthread_mutex_lock(&q->lock);
         while (is_under_way(q, ticket) && !q->is_closing) pthread_cond_wait(&q->ended, &q->lock);
+        q->waited_s += now_s() - began_s;
+    }
+    const int result = is_patient || !is_under_way(q, ticket) ? has_come(q, ticket) ? 1 : -1 : 0;
+    if (is_waiting) { /* the reads may be gone when the lock is free */
         q->num_waiting_threads--;
         if (q->is_closing) pthread_cond_broadcast(&q->ended);
-        q->waited_s += now_s() - began_s;
         pthread_mutex_unlock(&q->lock);
     }
-    if (is_patient || !is_under_way(q, ticket)) return __atomic_load_n(q->states + ticket, __ATOMIC_ACQUIRE) == DONE ? 1 : -1;
-    return 0;
+    return result;
 }
 
 /* Seconds for which penstock_wait_for_read() waited since the start. */
@@ -275,6 +313,7 @@ EXPORT void penstock_close_reads(ordered_reads *q) {
     pthread_cond_broadcast(&q->ended);
     while (q->num_under_way || q->num_waiting_threads) pthread_cond_wait(&q->ended, &q->lock);
     q->is_closed = true;
-    wake_thread(q);
+    if (q->is_broken) pthread_cond_broadcast(&q->ended);
+    else wake_thread(q);
     pthread_mutex_unlock(&q->lock);
 }

@@ -7,6 +7,7 @@ one at a time. The plain twin is DirectReader.submit(), whose reads a thread of 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -124,7 +125,7 @@ def _failure_of(again: Callable[[], Future[int]]) -> BaseException | None:
 
 
 class OrderedReads:
-    """One thread at a time gives and waits for reads."""
+    """One thread at a time gives and waits for reads. The end of the object closes, too."""
 
     def __init__(self, part_bytes: int = PART_BYTES, num_parts: int = NUM_PARTS) -> None:
         """Raises OSError where the system has no such reads, or the C file was not compiled."""
@@ -138,7 +139,8 @@ class OrderedReads:
         tickets = _Tickets.from_address(address)
         self.states, self.ended_s = tickets.states, tickets.ended_s
         self._free = deque(range(NUM_TICKETS))
-        self._is_closed = False
+        self._closing = weakref.finalize(self, library.penstock_close_reads, address)
+        self._closing.atexit = False  # threads that wait for reads may outlive Python
 
     def give(
         self, descriptor: int, offset: int, address: int, num_bytes: int, again: Callable[[], Future[int]]
@@ -177,7 +179,11 @@ class OrderedReads:
         self.states[ticket] = _FREE
         self._free.append(ticket)
 
+    @property
+    def _is_closed(self) -> bool:
+        return not self._closing.alive
+
     def close(self) -> None:
-        """Wait for what is under way. All reads have been seen to end, or nobody asks for them any more."""
-        self._is_closed = True
-        self._library.penstock_close_reads(self.address)
+        """Wait for what is under way. All reads have been seen to end, or nobody asks for them any more.
+        Idempotent."""
+        self._closing()

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from penstock.errors import CapacityError, ConfigError
 from penstock.weights.checkpoints.hub import REPOSITORY, SHIPPED, find_model
 from penstock.weights.checkpoints.hub_fetch import HubFiles, cache_of, fetch_file, list_files
-from penstock_server.commands.converting import ProgressBar, summary
+from penstock_server.commands.converting import ProgressBar, gigabytes, summary
 from penstock_server.facade.loading import convert_with_checksums, converted_copy, open_source
 from penstock_server.settings.settings import Settings
 
@@ -36,11 +36,6 @@ def run_pull(settings: Settings, converts: bool, deletes_original: bool) -> int:
         if deletes_original:
             shutil.rmtree(cache_of(name))
     return 0
-
-
-def gigabytes(num_bytes: int) -> str:
-    """For people: in units of 1000, as the hub has them."""
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
 
 
 def _fetch(found: HubFiles) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.errors import CheckpointNotFound
 from penstock.weights.checkpoints.hub_fetch import cache_of
-from penstock_server.commands.fetching.pulling import gigabytes
+from penstock_server.commands.converting import gigabytes
 from penstock_server.facade.loading import CONVERTED
 
 

@@ -243,12 +243,12 @@ def million_token_prices(steps: dict[str, StepPrediction], price_per_hour: float
 def step_table(steps: dict[str, StepPrediction], prices: dict[str, float]) -> list[str]:
     """A line for each step: the predicted time, tokens per second, the price of a million tokens if there
     is one, and the resource that limits the step."""
-    lines = []
+    lines, width = [], max(20, *map(len, steps))
     for name, step in steps.items():
         tokens_per_s = (step.num_encoded or step.num_tokens) / step.seconds if step.seconds else math.inf
         price = f"  {prices[name]:9.2f} per million tokens" if name in prices else ""
         lines.append(
-            f"{name:20} {duration(step.seconds):>9}  {rate(tokens_per_s):>8} tokens/s{price}  "
+            f"{name:{width}} {duration(step.seconds):>9}  {rate(tokens_per_s):>8} tokens/s{price}  "
             f"waits for {step.binding}"
         )
     return [*lines, ""]

@@ -150,4 +150,5 @@ def planned_head(
     fair = mtp_plan.fair_config(own, plan, size.experts, spec.num_layers)
     if fair is not None:
         own, plan = fair, estimated_plan(size, hardware, fair)
+    plan = mtp_plan.with_waiting(plan, head.hidden_size)
     return PlannedDraft(plan, assumed_head(_level_s(plan, size, hardware, own)))
