@@ -109,7 +109,7 @@ def _ask_both(url: str) -> None:
             assert chat.model == name
             answers.append(chat.choices[0].message.content)
         assert answers[0] and answers[0] == answers[2]
-        with pytest.raises(openai.NotFoundError, match=r"'org/three'.*org/one and org/two"):
+        with pytest.raises(openai.NotFoundError, match=r"'org/three'.*org/one, org/two"):
             client.completions.create(model="org/three", prompt="x")
     other = ollama.Client(host=url)
     assert [model.model for model in other.list().models] == ["org/one", "org/two"]

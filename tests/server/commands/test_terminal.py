@@ -260,10 +260,12 @@ def test_ctrl_c_cuts_an_answer_between_steps(
 def test_ctrl_c_ends_a_sweep_between_layers(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Pressed during layer 1 of the second sweep: layer 2 is not computed, and the next answer is whole."""
+    """Pressed during layer 1 of the second sweep: layer 2 is not computed, and the next answer is whole.
+    Layers come one by one here."""
     computed: list[int] = []
     with Engine.load(tiny_llama) as engine:
         family = engine.executor._family
+        monkeypatch.setattr(type(family), "most_together", 1)
         layer = family.layer
 
         def watch(index: int, *arguments: Any) -> Any:
