@@ -54,7 +54,8 @@ def main() -> None:
     ) as engine:
         planes = engine.draft_model
         assert isinstance(planes, PlanesDrafter)
-        prompt = [random.Random(0).randrange(3, 30000) for _ in range(32)]
+        dice = random.Random(0)
+        prompt = [dice.randrange(3, 2000) for _ in range(32)]
         engine.add(GenerationRequest(prompt, SamplingParams(max_tokens=64, ignore_eos=True)))
         engine.step()
         (sequence,) = engine.scheduler.admission.running
