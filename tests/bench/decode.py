@@ -1,13 +1,15 @@
 """A model of a known shape, with random weights in INT8 or 4 bits, all in RAM: decode tokens/s at 1, 8 and
 32 sequences and prompt tokens/s at 512, beside this machine's ceilings and peers (our own INT8; transformers'
 eager bfloat16; llama.cpp with Q8_0, or Q4_0 where our weights have 4 bits, if llama-cpp-python is there:
-peer_llama_cpp.py says how), all in turn in one run. Prints a card, and one JSON line last.
+peer_llama_cpp.py says how), all in turn in one run. The kernels are tuned first, as a server does on its first
+start. Prints a card, and one JSON line last.
 
     make bench            (or: python tests/bench/decode.py [--activations int8] [--peers llama.cpp]
                                                             [--shape solar-10.7b]
                                                             [--weights int4 --peers int8]
                                                             [--sequences 1 8] [--no-prompt] [--build avx2]
-                                                            [--busy-cores 1])
+                                                            [--busy-cores 1]
+                                                            [--kernel-tuning default])
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ from synthetic import step_weight_bytes, synthetic_engine
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
-from penstock.kernels import cpu_builds
+from penstock.kernel_tuning import KernelTuning
+from penstock.kernels import cpu_builds, native_build
 from penstock.kernels.cpu_builds import compiled_builds
+from penstock.measure import measure_hardware
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.known_shapes import find_shape
 
@@ -245,6 +249,7 @@ def report(engine: Engine, shape: str, activations: str, peers: Collection[str],
     rows = 2 if activations == "int16" else 1
     kinds = ", ".join(sorted({tensor.format.name for tensor in engine.model.store.tensors.multiplied}))
     print(f"{shape}, weights {kinds}, {activations} activations, kernels {engine_kernels(engine)},")
+    print(f"tuning {engine.config.kernel_tuning or 'default'},")
     print(f"{num_physical_cores()} threads; weights read per step: {weight_bytes / 1e9:.2f} GB")
     print(f"ceilings: memory read {m['memory_read_gbps']:.1f} GB/s, INT8 {m['int8_gops']:.0f} GOPS")
 
@@ -305,6 +310,7 @@ def main() -> None:
     parser.add_argument("--sequences", nargs="*", type=int, choices=BATCHES, default=BATCHES)
     parser.add_argument("--no-prompt", action="store_true", help="leave the prompt of 512 out")
     parser.add_argument("--build", choices=compiled_builds(), help="of cpu.c; the best one unless told")
+    parser.add_argument("--kernel-tuning", type=KernelTuning.parse, help="default: as measured now")
     parser.add_argument("--busy-cores", type=int, default=0, help="cores on which another process computes")
     options = parser.parse_args()
     if options.build:
@@ -315,6 +321,9 @@ def main() -> None:
         weights=options.weights,
         group_size=options.group_size,
     )
+    if native_build(config):
+        tuning = options.kernel_tuning or measure_hardware(None, config, measures_disk=False).kernels.tuning
+        config = replace(config, kernel_tuning=tuning)
     shape = find_shape(options.shape)
     engine = synthetic_engine(shape, config, num_kv_tokens=8192)
     makers: dict[str, Callable[[], Peer]] = {

@@ -79,20 +79,28 @@ INLINE void quantize_words(const float *restrict x, int64_t k, int64_t size, flo
     *group_sum = (int32_t)(-(uint32_t)offset * sum);
 }
 
+/* 128 integers -> the even ones, and then the odd ones. */
+INLINE void part_halves(const integer *restrict from, integer *restrict to) {
+    for (int i = 0; i < 64; i++) to[i] = from[2 * i];
+    for (int i = 0; i < 64; i++) to[64 + i] = from[2 * i + 1];
+}
+
 /* 128 inputs with the even ones first; beyond the first `size` ones they are zeros. The sums are added to. */
 INLINE void quantize_halves(const float *restrict x, int64_t size, float divisor, integer *restrict hi,
                             integer *restrict lo, int32_t offset, int32_t *hi_sum, int32_t *lo_sum, const bool is_split) {
-    for (int half = 0; half < 2; half++) {
-        float own[64] = {0};
-        int32_t sums[2] = {0};
-        if (size >= 128)
-            for (int i = 0; i < 64; i++) own[i] = x[2 * i + half];
-        else
-            for (int i = 0; i < size / 2; i++) own[i] = x[2 * i + half];
-        quantize_group(own, 64, divisor, hi + 64 * half, lo + 64 * half, offset, sums, sums + 1, is_split);
-        *hi_sum = (int32_t)((uint32_t)*hi_sum + (uint32_t)sums[0]);
-        if (is_split) *lo_sum = (int32_t)((uint32_t)*lo_sum + (uint32_t)sums[1]);
+    float own[128];
+    integer parts[2][128];
+    int32_t sums[2] = {0};
+    if (size < 128) {
+        memset(own, 0, sizeof own);
+        x = memcpy(own, x, size * sizeof *x);
     }
+    quantize_group(x, 128, divisor, parts[0], parts[1], offset, sums, sums + 1, is_split);
+    part_halves(parts[0], hi);
+    *hi_sum = (int32_t)((uint32_t)*hi_sum + (uint32_t)sums[0]);
+    if (!is_split) return;
+    part_halves(parts[1], lo);
+    *lo_sum = (int32_t)((uint32_t)*lo_sum + (uint32_t)sums[1]);
 }
 
 /* A group of inputs, from input k on, as pairs of rows in turns of eight inputs. */

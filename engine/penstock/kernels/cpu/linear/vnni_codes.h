@@ -1,4 +1,4 @@
-/* One token times 4-bit codes with AVX512-VNNI. Part of vnni_few.h.
+/* One token times 4-bit codes with AVX512-VNNI. Part of vnni_one.h.
  *
  * A byte has two codes, so a vector of bytes, widened to words, gives the codes of even inputs (the low halves) and
  * those of odd inputs. 16-bit activations lie as words, even ones and odd ones of 64 inputs apart (`words` of

@@ -1,5 +1,5 @@
 /* One token times 4-bit codes whose scales are integers (`factors`) times one number of the row: steps (steps.h), or
- * shifts, which are powers of two. With AVX512-VNNI. Part of vnni_few.h.
+ * shifts, which are powers of two. With AVX512-VNNI. Part of vnni_one.h.
  *
  * A lane has eight inputs of one group. The sum of their products fits 16 bits, so vpdpwssd multiplies it by the group's
  * factor and adds it to the row's sum: no group has a sum of its own, and every integer is exact. The bits are those of
@@ -104,7 +104,8 @@ INLINE __m256d sum_quarters(__m512i v) {
 }
 
 /* Four channels. Their codes follow each other in memory, and those that lie `prefetch` bytes behind them come to the L2
- * cache meanwhile. The activations are `halved`. */
+ * cache meanwhile, in the order in which they lie: a processor follows such a stream by itself, and loses it where the lines
+ * of four channels are asked for in turns. The activations are `halved`. */
 INLINE void four_by_factors(const linear *l, int64_t column, int place, const int rows, const int shift, const bool has_table) {
     const activations *a = l->a;
     const int64_t whole = a->in_features / LANE_BLOCK * LANE_BLOCK, prefetch = tuning.prefetch_bytes_int4, bytes = l->row_bytes;
@@ -123,7 +124,7 @@ INLINE void four_by_factors(const linear *l, int64_t column, int place, const in
         int64_t four;                                                                              \
         memcpy(&four, at##n + (k >> shift), 8);                                                    \
         const __m512i factors = _mm512_maskz_permutexvar_epi16(LOWER_HALVES, groups, _mm512_set1_epi64(four)); \
-        _mm_prefetch(w##n + k / 2 + prefetch, _MM_HINT_T1);                                        \
+        _mm_prefetch(w0 + 2 * k + 64 * n + prefetch, _MM_HINT_T1);                                 \
         a##n = _mm512_dpwssd_epi32(a##n, _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(first, even, x_even), odd, x_odd), factors); \
         if (rows > 1) b##n = _mm512_dpwssd_epi32(b##n, _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(second, even, x2_even), odd, x2_odd), factors); \
         __asm__("" : "+v"(a##n), "+v"(b##n));                                                      \
