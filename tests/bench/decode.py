@@ -1,8 +1,8 @@
 """A model of a known shape, with random weights in INT8 or 4 bits, all in RAM: decode tokens/s at 1, 8 and
 32 sequences and prompt tokens/s at 512, beside this machine's ceilings and peers (our own INT8; transformers'
 eager bfloat16; llama.cpp with Q8_0, or Q4_0 where our weights have 4 bits, if llama-cpp-python is there:
-peer_llama_cpp.py says how), all in turn in one run. The kernels are tuned first, as a server does on its first
-start. Prints a card, and one JSON line last.
+peer_llama_cpp.py says how), all in turn in one run. The kernels are tuned first, as a server does when it
+first starts. Prints a card, and one JSON line last.
 
     make bench            (or: python tests/bench/decode.py [--activations int8] [--peers llama.cpp]
                                                             [--shape solar-10.7b]
