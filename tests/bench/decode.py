@@ -31,11 +31,12 @@ import torch
 from ceilings import int8_gops, memory_read_gbps
 from synthetic import step_weight_bytes, synthetic_engine
 
+from penstock import kernels
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.kernel_tuning import KernelTuning
-from penstock.kernels import cpu_builds, native_build
+from penstock.kernels import cpu_builds
 from penstock.kernels.cpu_builds import compiled_builds
 from penstock.measure import measure_hardware
 from penstock.memory.hardware import num_physical_cores
@@ -224,11 +225,12 @@ def measure(
         samples.setdefault(name, []).append(value)
 
     # The engine's kernels have their own threads, and torch has one; others get all of torch's.
+    build = getattr(engine.executor._family.kernels, "build", None)
     own_threads, num_threads = torch.get_num_threads(), num_physical_cores()
     for _ in range(ROUNDS):
         torch.set_num_threads(num_threads)
         note("memory_read_gbps", memory_read_gbps())
-        note("int8_gops", int8_gops(num_threads))
+        note("int8_gops", int8_gops(num_threads, build=build))
         for name, peer in peers.items():
             for num_seqs in batches:
                 note(f"{name}_decode_{num_seqs}_s", peer.decode_step_s(num_seqs, 4))
@@ -314,14 +316,14 @@ def main() -> None:
     parser.add_argument("--busy-cores", type=int, default=0, help="cores on which another process computes")
     options = parser.parse_args()
     if options.build:
-        cpu_builds.compiled_builds = lambda: [options.build]
+        cpu_builds.compiled_builds = kernels.compiled_builds = lambda: [options.build]
     config = EngineConfig(
         activations=options.activations,
         kernels=options.kernels,
         weights=options.weights,
         group_size=options.group_size,
     )
-    if native_build(config):
+    if kernels.native_build(config):
         tuning = options.kernel_tuning or measure_hardware(None, config, measures_disk=False).kernels.tuning
         config = replace(config, kernel_tuning=tuning)
     shape = find_shape(options.shape)
