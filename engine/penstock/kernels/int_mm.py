@@ -6,16 +6,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.config import GROUP_SIZES
 from penstock.kernels import reference
-from penstock.kernels.head_blocks import HeadBlocks
-from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
-from penstock.kernels.operands import KV_CODES, MAX_IN_FEATURES, Matrix, QuantizedTensor
-from penstock.kernels.planes_tensor import PlanesTensor
-from penstock.kernels.protocol import KernelTraits
+from penstock.kernels.int4_tensor import Int4Tensor
+from penstock.kernels.operands import MAX_IN_FEATURES, QuantizedTensor
 from penstock.kernels.reference import (
-    PLAIN_WORKSPACE,
-    PlainOperations,
+    PlainKernels,
+    plain_traits,
     quantize_activations,
     scale_sums,
     split_rows,
@@ -27,40 +23,12 @@ MIN_CUDA_ROWS = 32
 BLOCK_CHANNELS = 1024
 
 
-class TorchKernels(PlainOperations):
+class TorchKernels(PlainKernels):
     """Plain torch, with torch's INT8 product."""
 
-    traits = KernelTraits(
-        name="torch",
-        has_own_threads=False,
-        gathers_keys=True,
-        workspace_factor=PLAIN_WORKSPACE,
-        matrices=(QuantizedTensor, Int4Tensor, PlanesTensor, StackedMatrix, HeadBlocks),
-        group_sizes=GROUP_SIZES,
-        kv_layouts=tuple(KV_CODES),
-    )
+    traits = plain_traits("torch")
 
-    def __init__(self, activations: str = "int16") -> None:
-        self.activations = activations
-
-    def without_arithmetic(self, longest: int) -> TorchKernels:
-        """The same kernels: their operations can't allocate without computing."""
-        return self
-
-    def with_int8_activations(self) -> TorchKernels:
-        return TorchKernels("int8")
-
-    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-        if isinstance(weight, StackedMatrix):
-            return weight.product(self.linear, x, bias)
-        if isinstance(weight, HeadBlocks):
-            return weight.product(self.linear, x)
-        if isinstance(weight, Int4Tensor):
-            return self._int4_in_blocks(x, weight, bias)
-        if isinstance(weight, PlanesTensor):
-            weight = weight.joined()
-        if not isinstance(weight, QuantizedTensor):
-            raise self.traits.unknown_matrix(weight)
+    def _int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
         is_wide = x.shape[1] > MAX_IN_FEATURES
         if is_wide or weight.num_groups > 1 or not _int_mm_takes(weight.qweight):
             return self._in_blocks(x, weight, bias)
@@ -81,7 +49,7 @@ class TorchKernels(PlainOperations):
         )
         return y if bias is None else y + bias
 
-    def _int4_in_blocks(self, x: Tensor, weight: Int4Tensor, bias: Tensor | None) -> Tensor:
+    def _int4_linear(self, x: Tensor, weight: Int4Tensor, bias: Tensor | None) -> Tensor:
         starts = range(0, weight.out_features, BLOCK_CHANNELS)
         blocks = [weight.rows(start, start + BLOCK_CHANNELS) for start in starts]
         y = torch.cat([reference.int4_linear(x, block, None, self.activations) for block in blocks], dim=1)

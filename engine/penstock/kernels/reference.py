@@ -9,12 +9,12 @@ additions is free. Attention goes token by token, so that a token meets the same
 from __future__ import annotations
 
 from functools import cached_property
-from typing import cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor
 
-from penstock.config import GROUP_SIZES
+from penstock.config import GROUP_SIZES, KernelChoice
 from penstock.kernels.adapters.low_rank import PlainLowRank
 from penstock.kernels.experts import ExpertCalls, PlainExperts
 from penstock.kernels.head_blocks import HeadBlocks
@@ -275,11 +275,45 @@ class PlainOperations(PlainRecurrences):
         return paged_attention(q, kv, batch, spec)
 
 
-class ReferenceKernels(PlainOperations):
-    """Plain torch and nothing else."""
+class PlainKernels(PlainOperations):
+    """What kernels of torch alone share: operations, and the function that a product's weights call for."""
 
-    traits = KernelTraits(
-        name="reference",
+    traits: KernelTraits
+
+    def __init__(self, activations: str = "int16") -> None:
+        self.activations = activations
+
+    def without_arithmetic(self, longest: int) -> Self:
+        """The same kernels: their operations can't allocate without computing."""
+        return self
+
+    def with_int8_activations(self) -> Self:
+        return type(self)("int8")
+
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, StackedMatrix):
+            return weight.product(self.linear, x, bias)
+        if isinstance(weight, HeadBlocks):
+            return weight.product(self.linear, x)
+        if isinstance(weight, Int4Tensor):
+            return self._int4_linear(x, weight, bias)
+        if isinstance(weight, PlanesTensor):
+            weight = weight.joined()
+        if not isinstance(weight, QuantizedTensor):
+            raise self.traits.unknown_matrix(weight)
+        return self._int8_linear(x, weight, bias)
+
+    def _int8_linear(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
+        return linear(x, weight, bias, self.activations)
+
+    def _int4_linear(self, x: Tensor, weight: Int4Tensor, bias: Tensor | None) -> Tensor:
+        return int4_linear(x, weight, bias, self.activations)
+
+
+def plain_traits(name: KernelChoice) -> KernelTraits:
+    """The traits of kernels of torch alone."""
+    return KernelTraits(
+        name=name,
         has_own_threads=False,
         gathers_keys=True,
         workspace_factor=PLAIN_WORKSPACE,
@@ -288,25 +322,8 @@ class ReferenceKernels(PlainOperations):
         kv_layouts=tuple(KV_CODES),
     )
 
-    def __init__(self, activations: str = "int16") -> None:
-        self.activations = activations
 
-    def without_arithmetic(self, longest: int) -> ReferenceKernels:
-        """The same kernels: their operations can't allocate without computing."""
-        return self
+class ReferenceKernels(PlainKernels):
+    """Plain torch and nothing else."""
 
-    def with_int8_activations(self) -> ReferenceKernels:
-        return ReferenceKernels("int8")
-
-    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-        if isinstance(weight, StackedMatrix):
-            return weight.product(self.linear, x, bias)
-        if isinstance(weight, HeadBlocks):
-            return weight.product(self.linear, x)
-        if isinstance(weight, Int4Tensor):
-            return int4_linear(x, weight, bias, self.activations)
-        if isinstance(weight, PlanesTensor):
-            weight = weight.joined()
-        if not isinstance(weight, QuantizedTensor):
-            raise self.traits.unknown_matrix(weight)
-        return linear(x, weight, bias, self.activations)
+    traits = plain_traits("reference")

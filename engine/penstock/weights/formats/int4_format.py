@@ -23,6 +23,7 @@ from penstock.weights.formats.weight_format import (
     Component,
     Loss,
     check_shape,
+    quantized,
     rows_of_parts,
 )
 from penstock.weights.quantize_int4 import MOST_STEPS, Int4RowQuantizer, quantize_int4
@@ -135,18 +136,16 @@ class Int4:
         num_threads: int = 1,
         with_loss: bool = False,
     ) -> dict[str, Loss]:
-        whole = self.operand(arrays)
-        losses: dict[str, Loss] = {}
+        whole, losses = self.operand(arrays), dict[str, Loss]()
         for part, entry, start, end in rows_of_parts(source, tensor):
             rows = whole.rows(start, end)
             if self.holds(entry):
                 _copy(source, entry, rows, num_threads)
                 continue
-            is_turned = is_transposed(tensor, entry)
-            quantizer = TensorQuantizer(source.checkpoint, entry, rows, Int4RowQuantizer, is_turned)
-            loss = Loss(*quantizer.run(num_threads, with_loss))
-            source.count(entry.num_bytes)
-            losses |= {part: loss} if with_loss else {}
+            quantizer = TensorQuantizer(
+                source.checkpoint, entry, rows, Int4RowQuantizer, is_transposed(tensor, entry)
+            )
+            losses |= quantized(source, part, entry, quantizer, num_threads, with_loss)
         if _has_words(self.form, tensor.shape):
             assert whole.sub_minimum is not None
             arrays[1].copy_(pack_rows(whole.sub_minimum))

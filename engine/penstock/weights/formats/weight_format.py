@@ -260,18 +260,16 @@ class Int8:
         num_threads: int = 1,
         with_loss: bool = False,
     ) -> dict[str, Loss]:
-        whole = self.operand(arrays)
-        losses: dict[str, Loss] = {}
+        whole, losses = self.operand(arrays), dict[str, Loss]()
         for part, entry, start, end in rows_of_parts(source, tensor):
             rows = whole.rows(start, end)
             if self.holds(entry):
                 _copy(source, part, rows)
                 continue
-            is_turned = is_transposed(tensor, entry)
-            quantizer = TensorQuantizer(source.checkpoint, entry, rows, row_quantizer, is_turned)
-            loss = Loss(*quantizer.run(num_threads, with_loss))
-            source.count(entry.num_bytes)
-            losses |= {part: loss} if with_loss else {}
+            quantizer = TensorQuantizer(
+                source.checkpoint, entry, rows, row_quantizer, is_transposed(tensor, entry)
+            )
+            losses |= quantized(source, part, entry, quantizer, num_threads, with_loss)
         return losses
 
     def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
@@ -299,6 +297,20 @@ def rows_of_parts(source: TensorSource, tensor: TensorSpec) -> Iterator[tuple[st
         end = start + entry.shape[1 if is_transposed(tensor, entry) else 0]
         yield part, entry, start, end
         start = end
+
+
+def quantized(
+    source: TensorSource,
+    part: str,
+    entry: TensorEntry,
+    quantizer: TensorQuantizer[Any],
+    num_threads: int,
+    with_loss: bool,
+) -> dict[str, Loss]:
+    """Quantizes a part, and counts its bytes. What was lost, by the part's name, if that is asked for."""
+    loss = Loss(*quantizer.run(num_threads, with_loss))
+    source.count(entry.num_bytes)
+    return {part: loss} if with_loss else {}
 
 
 def check_shape(tensor: TensorSpec, entry: TensorEntry) -> None:
