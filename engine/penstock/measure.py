@@ -14,7 +14,9 @@ import torch
 from penstock.config import EngineConfig
 from penstock.kernel_tuning import KernelTuning
 from penstock.kernels import Kernels, QuantizedTensor, choose_kernels, fingerprint, native_build
+from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cuda.kept_check import card_identity
+from penstock.kernels.handed_product import HandedProduct
 from penstock.kernels.memory_reader import memory_readers
 from penstock.kernels.tuning import trials, tune
 from penstock.memory.direct_io import aligned_buffer
@@ -29,7 +31,7 @@ from penstock.memory.kept_tuning import tuning_of
 from penstock.memory.lane import find_lane
 from penstock.memory.machine_rates import Measure, hardware_profile, machine_key
 from penstock.memory.other_work import is_busy, now, others_share
-from penstock.memory.rates import crossing_s, device_gbps, measure_disk, memory_read_gbps
+from penstock.memory.rates import CROSSING_INPUTS, crossing_s, device_gbps, measure_disk, memory_read_gbps
 
 #: Products are measured with each of these numbers of tokens. They go through several matrices in turn, which
 #: together are larger than any last-level cache.
@@ -66,7 +68,7 @@ def measure_hardware(
                 measure,
                 device_kernels=f"{fingerprint(config, device)} on {card_identity(device)}",
                 device=functools.partial(device_rates, config, device, cache_folder),
-                crossing_s=functools.partial(crossing_s, lane),
+                crossing_s=functools.partial(crossing_s, lane, product=_small_product(on_host)),
             )
         spill_folder = None if config.spill_folder is None else Path(config.spill_folder)
         profile = hardware_profile(
@@ -107,6 +109,13 @@ def _tune(config: EngineConfig, build: str, num_cores: int) -> tuple[KernelTunin
 
 def _memory_read_gbps(num_threads: int) -> float:
     return memory_read_gbps(num_threads, memory_readers(num_threads))
+
+
+def _small_product(config: EngineConfig) -> HandedProduct | None:
+    """A product for crossing_s(); None without compiled kernels."""
+    kernels = choose_kernels(config, config.num_threads or num_physical_cores())
+    weight = QuantizedTensor(torch.zeros(16, CROSSING_INPUTS, dtype=torch.int8), torch.ones(16))
+    return kernels.handed(weight) if isinstance(kernels, NativeKernels) else None
 
 
 def device_rates(config: EngineConfig, device: torch.device, cache_folder: Path | None) -> dict[str, float]:

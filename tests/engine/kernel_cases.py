@@ -160,7 +160,7 @@ def _move(value: Any, moved: list[tuple[Tensor, Tensor]]) -> Any:
         return value.map(lambda part: cast(Tensor, _move(part, moved)))
     if isinstance(value, LayerKV):
         return LayerKV(value.layout, tuple(_move(part, moved) for part in value.parts))
-    if isinstance(value, BatchLayout | AttentionSpec):
+    if isinstance(value, BatchLayout | AttentionSpec | DistanceBias):
         parts = {field.name: _move(getattr(value, field.name), moved) for field in dataclasses.fields(value)}
         return type(value)(**parts)
     return value

@@ -42,7 +42,9 @@ needs_card = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 class InPieces(ThreadHandover):
     """Brings rows in pieces, as a handover with a small buffer."""
 
-    def begin(self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    def begin(
+        self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor], product: object = None
+    ) -> Tensor:
         whole = super().begin
         return whole(x, out_features, lambda rows: torch.cat([compute(piece) for piece in rows.split(3)]))
 

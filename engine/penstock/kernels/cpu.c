@@ -43,5 +43,6 @@
 #include "cpu/heads.h"
 #include "cpu/sublayers/attention_sublayer.h"
 #include "cpu/sublayers/layers.h"
+#include "cpu/handed_product.h"
 #include "cpu/recurrence.h"
 #include "cpu/weights.h"

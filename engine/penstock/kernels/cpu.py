@@ -15,7 +15,8 @@ from penstock.kernels import reference
 from penstock.kernels.adapters.native import NativeLowRank
 from penstock.kernels.cpu_builds import load_library
 from penstock.kernels.cpu_experts import NativeExperts, UncomputedExperts
-from penstock.kernels.expert_records import padded_rows, token_bytes
+from penstock.kernels.expert_records import MatrixRecord, padded_rows, token_bytes
+from penstock.kernels.handed_product import HandedProduct
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import CODEBOOK_BYTES, Int4Tensor, StackedMatrix
 from penstock.kernels.kv.clamped import ClampNotice
@@ -130,6 +131,11 @@ class NativeKernels(NativeRecurrences):
                 return weight.product(self.linear, x)
             return _head_linear(self._library, self._activation_bits, x, weight, matrix)
         raise self.traits.unknown_matrix(weight)
+
+    def handed(self, weight: Matrix) -> HandedProduct | None:
+        """linear() with this matrix for a thread that knows no Python; None: there is no such call for it."""
+        matrix: MatrixRecord | None = getattr(weight, "record", None)
+        return None if matrix is None else HandedProduct(self._library, self._activation_bits, matrix, weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         y = torch.empty(x.shape)

@@ -161,6 +161,7 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_layers": (
         _P, _N, _P, _N, _P, _P, _P, _N, _P, _P, _P, _N, _I, _F, _F, _I, _P, _P, _P, _P
     ),
+    "penstock_handed_product": (_P,),
     "penstock_short_conv": (_P, _N, _N, _P, _P, _N, _P, _P, _P, _P, _P, _P, _P, _P, _N),
     "penstock_recurrence": (
         _P, _N, _P, _N, _P, _N, _P, _P, _P, _P, _N, _N, _N, _N, _P, _P, _P, _P, _P, _P, _N,

@@ -196,6 +196,11 @@ class CudaLink:
         return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
+#: Torch takes memory from the driver in pieces of 20 MiB for tensors of 1 to 10 MiB, and of 2 MiB for smaller
+#: ones. A limit has room for the pieces that are begun.
+PIECES_BYTES = 22 << 20
+
+
 class CudaLane:
     """A GPU. Several lanes of a process may be on one GPU: a model's, and that of what guesses for it."""
 
@@ -250,7 +255,7 @@ class CudaLane:
     def _limit_process(self) -> None:
         limits = self._limits.get(self.torch_device)
         _, total = torch.cuda.mem_get_info(self.torch_device)
-        fraction = min(1.0, sum(limits.values()) / total) if limits else 1.0
+        fraction = min(1.0, (sum(limits.values()) + PIECES_BYTES) / total) if limits else 1.0
         torch.cuda.set_per_process_memory_fraction(fraction, self.torch_device)
 
     @property

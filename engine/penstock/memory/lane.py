@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -91,7 +91,9 @@ class Handover(Protocol):
     def check(self) -> None:
         """Called when the lane has done everything. Raises HandoverError if such work has failed."""
 
-    def begin(self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor]) -> Tensor: ...
+    def begin(
+        self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor], product: Any = None
+    ) -> Tensor: ...
 
     def join(self) -> None: ...
 

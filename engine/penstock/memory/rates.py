@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -179,16 +180,18 @@ def _median_copy_s(target: torch.Tensor, source: torch.Tensor, rounds: int) -> f
     return statistics.median(times[1:])
 
 
-def crossing_s(lane: Lane, rounds: int = ROUNDS) -> float:
-    """Seconds of handing a row over from a GPU to the processor and back, where the processor does nothing. A
-    crossing waits for the one before it, as the products of a layer do."""
+def crossing_s(lane: Lane, rounds: int = ROUNDS, product: Any = None) -> float:
+    """Seconds of handing a row over from a GPU to the processor and back. The processor does nothing, or a
+    small `product` (HandedProduct) of CROSSING_INPUTS inputs, called as products of a layer are. A crossing
+    waits for the one before it, as the products of a layer do."""
     handover, times = lane.handover(), []
     row = torch.zeros(1, CROSSING_INPUTS, device=lane.torch_device)
+    out_features = CROSSING_INPUTS if product is None else product.out_features
     for _ in range(rounds + 1):
         lane.link.synchronize()
         started = time.perf_counter()
         for _ in range(NUM_CROSSINGS):
-            handover.begin(row, CROSSING_INPUTS, lambda rows: rows)
+            handover.begin(row, out_features, lambda rows: rows, product)
             handover.join()
         lane.link.synchronize()
         times.append((time.perf_counter() - started) / NUM_CROSSINGS)

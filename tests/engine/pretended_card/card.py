@@ -101,10 +101,10 @@ class PretendedCard:
             stream.synchronize()
         return target
 
-    def launch_on_host(self, handle: int, function: Callable[[int | None], None]) -> int:
+    def launch_on_host(self, handle: int, function: Callable[[], None]) -> int:
         """cuLaunchHostFunc: as late as allowed."""
         stream = next(each for each in self._streams if each.cuda_stream == handle)
-        stream.enqueue(lambda: function(None))
+        stream.enqueue(function)
         return 0
 
     def _on_host_read(self, source: Tensor, stream: Stream) -> None:

@@ -43,9 +43,9 @@ class Driver:
         self.num_launches[name] = self.num_launches.get(name, 0) + 1
         return int(self._library.cuLaunchKernel(function, *arguments))
 
-    def cuLaunchHostFunc(self, stream: ctypes.c_void_p, function: Any, data: object) -> int:
+    def cuLaunchHostFunc(self, stream: ctypes.c_void_p, function: Any, data: ctypes.c_void_p) -> int:
         assert stream.value is not None
-        return self._card.launch_on_host(stream.value, function)
+        return self._card.launch_on_host(stream.value, lambda: function(data.value))
 
     def cuMemHostRegister_v2(self, *arguments: Any) -> int:
         self._card.check_own(None, "pinning")  # in the current context

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
+
+
+class HostProduct(Protocol):
+    """What a thread of the driver computes without the interpreter: `function(address of a record)`."""
+
+    @property
+    def function(self) -> Any: ...
+
+    def record(self, x: Tensor, y: Tensor) -> Any:
+        """What the function takes for x and y on the host."""
 
 
 class Handover(Protocol):
     """Hands work of the card over to the processor, and the result back. Nobody waits for it but the card."""
 
-    def begin(self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    def begin(
+        self,
+        x: Tensor,
+        out_features: int,
+        compute: Callable[[Tensor], Tensor],
+        product: HostProduct | None = None,
+    ) -> Tensor:
         """Have the processor make compute(x on the host) of what x (float32 [num_tokens, in_features] on the
         card) is now. Returns at once; the result, float32 [num_tokens, out_features] on the card, is there
-        for what is launched after join(). Raises HandoverError if an earlier `compute` has failed."""
+        for what is launched after join(). `product` computes the same as `compute`, and is called in its
+        place if it is given. Raises HandoverError if an earlier `compute` has failed."""
 
     def join(self) -> None:
         """What is launched from now on waits for the results of begin()."""

@@ -5,6 +5,7 @@ output. Norms, attention and activations stay on the card."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from penstock.kernels.operands import Matrix
 from penstock.kernels.protocol import ForwardingKernels, Kernels, KernelTraits
-from penstock.kernels.shared.handover import Handover
+from penstock.kernels.shared.handover import Handover, HostProduct
 from penstock.kernels.shared.shared_experts import SharedExperts
 from penstock.kernels.shared.split_matrix import SplitMatrix
 
@@ -24,6 +25,7 @@ class SharedKernels(ForwardingKernels):
     def __init__(self, first: Kernels, second: Kernels, handover: Handover) -> None:
         super().__init__(first)
         self._second, self._handover = second, handover
+        self._handed: Callable[[Matrix], HostProduct | None] = getattr(second, "handed", lambda weight: None)
         self.experts = SharedExperts(first, second, handover)
         #: Products of which the processor computed a share.
         self.num_shared = 0
@@ -46,7 +48,7 @@ class SharedKernels(ForwardingKernels):
         if in_ram is not None:
             self.num_shared += 1
             theirs = self._handover.begin(
-                x, in_ram.out_features, lambda rows: self._second.linear(rows, in_ram)
+                x, in_ram.out_features, lambda rows: self._second.linear(rows, in_ram), self._handed(in_ram)
             )
         parts += [self._kernels.linear(x, part) for part in weight.on_card]
         if in_ram is not None:

@@ -2,8 +2,9 @@
 
 A stream of its own waits for the activations, copies them to the host, calls a function there, and copies the
 result back. The driver calls the function in the stream's order, on a thread of the driver, where no CUDA
-function may be called; a worker of ours computes meanwhile. So neither the thread that launches nor the
-stream that computes waits, until the result is needed.
+function may be called. A product in compiled code is such a function itself; for others a worker of ours
+computes meanwhile. So neither the thread that launches nor the stream that computes waits, until the result
+is needed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +25,16 @@ from penstock.memory.planning.plan import HANDOVER_BYTES
 #: void (*)(void *user_data), which cuLaunchHostFunc takes.
 _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 FLOAT_BYTES = 4
+
+
+class HostProduct(Protocol):
+    """Compiled code that the driver can call: `function(address of a record)`."""
+
+    @property
+    def function(self) -> Any: ...
+
+    def record(self, x: Tensor, y: Tensor) -> Any:
+        """What the function takes for x and y on the host."""
 
 
 class CudaHandover:
@@ -40,10 +52,20 @@ class CudaHandover:
         #: Tensors that the stream still reads or writes. Nobody else may get their memory before join(), even
         #: if the step that they belong to was given up.
         self._held: list[Tensor] = []
+        #: Records of calls that may not be over before an event.
+        self._records: deque[tuple[torch.cuda.Event, list[Any]]] = deque()
         self._failure: BaseException | None = None
 
-    def begin(self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    def begin(
+        self,
+        x: Tensor,
+        out_features: int,
+        compute: Callable[[Tensor], Tensor],
+        product: HostProduct | None = None,
+    ) -> Tensor:
         self.check()
+        while self._records and self._records[0][0].query():  # type: ignore[no-untyped-call]
+            self._records.popleft()
         x = x.contiguous()
         y = x.new_empty(x.shape[0], out_features)
         self._held += [x, y]
@@ -51,11 +73,14 @@ class CudaHandover:
         ready.record(torch.cuda.current_stream(self._device))
         self._stream.wait_event(ready)
         num_rows = max(1, HANDOVER_BYTES // FLOAT_BYTES // (x.shape[1] + out_features))
+        records = list[Any]()
         with torch.cuda.stream(self._stream):
             for first in range(0, x.shape[0], num_rows):
-                self._queue(x[first : first + num_rows], y[first : first + num_rows], compute)
+                piece = x[first : first + num_rows], y[first : first + num_rows]
+                records += self._queue(*piece, compute, product)
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._done.record(self._stream)
+        self._records.append((self._done, records))
         return y
 
     def join(self) -> None:
@@ -67,10 +92,16 @@ class CudaHandover:
     def then(self, function: Callable[[], None]) -> None:
         """Have a thread of the host call `function` when everything that was begun so far is computed."""
         self._work.append(function)
-        stream = ctypes.c_void_p(self._stream.cuda_stream)
-        code = self._driver.cuLaunchHostFunc(stream, self._function, None)
-        if code:
+        try:
+            self._call(self._function, None)
+        except RuntimeError:
             self._work.pop()
+            raise
+
+    def _call(self, function: Any, data: int | None) -> None:
+        """Have the driver call function(data) in the stream's order."""
+        stream = ctypes.c_void_p(self._stream.cuda_stream)
+        if code := self._driver.cuLaunchHostFunc(stream, function, ctypes.c_void_p(data)):
             raise RuntimeError(f"CUDA: cuLaunchHostFunc failed (error {code})")
 
     def check(self) -> None:
@@ -86,15 +117,25 @@ class CudaHandover:
         self._worker.shutdown()
         self._work.clear()
         self._held.clear()
+        self._records.clear()
 
-    def _queue(self, x: Tensor, y: Tensor, compute: Callable[[Tensor], Tensor]) -> None:
-        """The stream's order keeps one piece's use of the buffer apart from the next one's."""
+    def _queue(
+        self, x: Tensor, y: Tensor, compute: Callable[[Tensor], Tensor], product: HostProduct | None
+    ) -> list[Any]:
+        """The stream's order keeps one piece's use of the buffer apart from the next one's. Returns the
+        records of calls."""
         floats = self._buffer.view(torch.float32)
         rows = floats[: x.numel()].view(x.shape)
         result = floats[x.numel() : x.numel() + y.numel()].view(y.shape)
         rows.copy_(x, non_blocking=True)
-        self.then(partial(self._compute, rows, result, compute))
+        records = list[Any]()
+        if product is None:
+            self.then(partial(self._compute, rows, result, compute))
+        else:
+            records.append(product.record(rows, result))
+            self._call(product.function, ctypes.addressof(records[0]))
         y.copy_(result, non_blocking=True)
+        return records
 
     def _run(self, _: int | None) -> None:
         """On the driver's thread."""

@@ -10,7 +10,9 @@ from torch import Tensor
 class HostHandover:
     """Computes at once."""
 
-    def begin(self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    def begin(
+        self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor], product: object = None
+    ) -> Tensor:
         return compute(x)
 
     def join(self) -> None: ...

@@ -1,0 +1,48 @@
+"""HandedProduct: a product of the processor that a thread of a card's driver calls. Compiled code computes it
+alone: a thread that had to wait for the interpreter's lock would keep the card waiting."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.expert_records import MatrixRecord, padded_rows, token_bytes
+
+#: void (*)(void *), which a driver calls.
+HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class HandedRecord(ctypes.Structure):
+    """The handed_product of handed_product.h."""
+
+    _fields_ = (
+        ("matrix", ctypes.c_void_p), ("x", ctypes.c_void_p), ("num_tokens", ctypes.c_int64),
+        ("activation_bits", ctypes.c_int64), ("y", ctypes.c_void_p), ("scratch", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class HandedProduct:
+    """y = x W^T, whenever `function` is called with the address of a record."""
+
+    def __init__(self, library: Any, activation_bits: int, matrix: MatrixRecord, weight: object) -> None:
+        """`weight` has the memory to which `matrix` points."""
+        address = ctypes.cast(library.penstock_handed_product, ctypes.c_void_p).value
+        assert address is not None
+        self.function = HOST_FUNCTION(address)
+        self.out_features: int = matrix.out_features
+        self._bits, self._matrix, self._weight = activation_bits, matrix, weight
+
+    def record(self, x: Tensor, y: Tensor) -> HandedRecord:
+        """What `function` takes for x, float32 [num_tokens, in_features], and y, float32 [num_tokens,
+        out_features], both contiguous. The caller keeps the record, x and y until the call is over."""
+        matrix, num_tokens = self._matrix, x.shape[0]
+        num_bytes = padded_rows(num_tokens) * token_bytes(matrix.in_features, matrix.num_groups)
+        scratch = torch.empty(num_bytes // 4)
+        record = HandedRecord(
+            ctypes.addressof(matrix), x.data_ptr(), num_tokens, self._bits, y.data_ptr(), scratch.data_ptr()
+        )
+        record.kept = matrix, self._weight, scratch
+        return record
