@@ -20,6 +20,7 @@ from typing import Any
 from forced_drafts import BESIDE, GARBAGE, PLANES_RATES, Said
 
 from penstock.drafters.two_levels import TwoLevels
+from penstock.generation.drafting.acceptance import VOICE_OF_PLANES
 from penstock.generation.drafting.asking import Guesser, Place, Price
 from penstock.generation.drafting.draft_tree import NO_GUESSES
 from penstock.generation.drafting.speculation import Speculation
@@ -36,7 +37,7 @@ Level = list[tuple[int, float]]
 class Planes:
     """Upper planes that compute nothing."""
 
-    max_num_tokens = 128
+    max_num_tokens, voice = 128, VOICE_OF_PLANES
 
     def __init__(self, seconds: Seconds, answer: list[int]) -> None:
         self.seconds, self.said = seconds, Said(PLANES_RATES, answer)
@@ -65,6 +66,8 @@ class Planes:
 
 class Small(Planes):
     """A draft model that computes nothing. It is right about the answer, or about planes."""
+
+    voice = 0
 
     def __init__(self, seconds: Seconds, rate: float, answer: list[int], planes: Planes | None) -> None:
         super().__init__(seconds, answer)
