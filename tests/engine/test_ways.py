@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from test_engine import exact
 from test_two_levels import two_levels
 
 from penstock.config import EngineConfig
-from penstock.engine import Completion
+from penstock.engine import Completion, Engine
 from penstock.generation.drafting.expectation import Assumed
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.drafting.ways import Trials, Ways
@@ -158,3 +159,12 @@ def test_answers_are_those_without_guesses(
         found.small._forget()
         blocks = found.small._blocks
         assert blocks.pool.num_free == blocks.num_blocks
+
+
+def test_an_engine_with_both_has_the_choice(tiny_llama: Path, other: Path) -> None:
+    both = EngineConfig(weights="planes", draft_with_planes=True, draft_model=str(other))
+    for config, num_ways in ((both, 3), (replace(both, draft_with_planes=False), 0)):
+        with Engine.load(tiny_llama, config) as engine:
+            drafter = engine.scheduler._drafter
+            assert isinstance(drafter, Speculation)
+            assert (len(drafter._ways._rivals) if drafter._ways is not None else 0) == num_ways
