@@ -22,12 +22,13 @@ from penstock.generation.drafting.expectation import Assumed, expected
 
 #: The share of tokens that trying other ways may lose.
 SHARE = 0.02
+#: What is kept for tries of a way, at most: tokens of a sequence, in a plain step's time of it. No way can
+#: be so much worse that it is never tried again.
+_MOST_LEFT = 32.0
 #: What is expected counts as so many plain steps' time with a way.
 _PRIOR = 3.0
 #: What was seen counts less with each further step of the way.
 _DECAY = 0.98
-#: What is kept for tries, at most, in tokens of a sequence.
-_MOST_LEFT = 2.0
 
 
 class Rival(Guesser, Protocol):
@@ -52,8 +53,8 @@ class Brought:
         self._gained, self._spent = _PRIOR * hope, _PRIOR
         #: Plain steps' time of the last step with it.
         self.last_spent = 1.0
-        #: Steps since it was tried.
-        self.num_idle = 0
+        #: Steps since it was tried, and the tokens of a sequence that trying it may lose.
+        self.num_idle, self.left = 0, 0.0
 
     @property
     def rate(self) -> float:
@@ -73,8 +74,6 @@ class Trials:
     def __init__(self, hopes: List[float]) -> None:
         """hopes: what each way should bring, as a multiple of steps without guesses."""
         self.brought = [Brought(hope) for hope in hopes]
-        #: Tokens of a sequence that tries may lose.
-        self._left = 0.0
 
     def pick(self) -> int:
         """The number of the way that should guess now: the best one, or another one that is affordable to
@@ -82,18 +81,25 @@ class Trials:
         brought = self.brought
         best = max(range(len(brought)), key=lambda way: brought[way].rate)
         for way in sorted(range(len(brought)), key=lambda way: -brought[way].num_idle):
-            cost = (brought[best].rate - brought[way].rate) * brought[way].last_spent
-            if way != best and cost < self._left:
-                self._left -= cost
+            each, cost = brought[way], self._cost(way, best)
+            if way != best and cost < each.left:
+                each.left -= cost
                 return way
         return best
 
+    def _cost(self, way: int, best: int) -> float:
+        """Tokens of a sequence that a step with the way should lose."""
+        each = self.brought[way]
+        return (self.brought[best].rate - each.rate) * each.last_spent
+
     def learn(self, way: int, gained: float, spent: float) -> None:
         """A step with this way gave each sequence so many tokens, in so many plain steps' time."""
+        saved = SHARE / max(1, len(self.brought) - 1) * gained
         for number, each in enumerate(self.brought):
             each.num_idle = 0 if number == way else each.num_idle + 1
+            # Each way saves for itself, or cheap tries of one would leave nothing for the other.
+            each.left = min(each.left + saved, _MOST_LEFT * each.last_spent)
         self.brought[way].learn(gained, spent)
-        self._left = min(_MOST_LEFT, self._left + SHARE * gained)
 
 
 class _Step(NamedTuple):
