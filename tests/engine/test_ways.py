@@ -173,10 +173,10 @@ def test_an_engine_with_both_has_the_choice(tiny_llama: Path, other: Path) -> No
 def test_a_way_that_began_unluckily_is_tried_again() -> None:
     """Beside a cheap one, whose tries must not take all that is kept for tries."""
     trials, num_tries, ways = Trials([2.0, 3.0, 1.9]), 0, list[int]()
-    for _ in range(900):
+    for _ in range(2000):
         way = trials.pick()
         num_tries += way == 1
         unlucky = way == 1 and num_tries <= 4
-        trials.learn(way, 1 if unlucky else (3, 6, 2)[way], 8.0 if unlucky else 1.5)
+        trials.learn(way, 1 if unlucky else (3, 6, 2)[way], 4.0 if unlucky else 1.5)
         ways.append(way)
     assert ways[-200:].count(1) > 180
