@@ -419,7 +419,8 @@ def _drafter(config: EngineConfig, meter: StepMeter, draft_model: Guesser | None
     """Guesses pay only where the time of a step is known before."""
     if config.speculation == "off":
         return NO_DRAFTS
-    return Speculation(meter.known_s, draft_model, config, meter.usual.of)
+    rivals = draft_model.rivals if isinstance(draft_model, TwoLevels) else ()
+    return Speculation(meter.known_s, draft_model, config, meter.usual.of, rivals)
 
 
 def _targets(model: Model) -> Targets:

@@ -4,7 +4,7 @@ is real, and its guesses are replaced by what the answer without guesses has, wr
 
     python tests/bench/forced_drafts.py TARGET DRAFT [--host-memory-gib 6] [--rounds 3] [--tokens 48]
     python tests/bench/forced_drafts.py TARGET planes     (TARGET is in planes, and the upper ones guess)
-    python tests/bench/forced_drafts.py TARGET DRAFT --ways off planes "draft model" "two levels"
+    python tests/bench/forced_drafts.py TARGET DRAFT --ways off planes "draft model" "two levels" best
 
 The last command has TARGET in planes, too. --answer FILE keeps the answer for later calls, which then need
 not compute all of it without guesses. TARGET and DRAFT are folders (`penstock bench --shape NAME` makes
@@ -33,9 +33,11 @@ from penstock.drafters.draft_model import DraftModel
 from penstock.drafters.planes_drafter import PlanesDrafter
 from penstock.drafters.two_levels import TwoLevels
 from penstock.engine import Engine
-from penstock.generation.drafting.asking import Guesser, Place, Price
+from penstock.generation.drafting.asking import Place, Price
 from penstock.generation.drafting.drafter import NO_DRAFTS
+from penstock.generation.drafting.expectation import Assumed
 from penstock.generation.drafting.speculation import Speculation
+from penstock.generation.drafting.ways import Rival
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence
 from penstock.measure import measure_hardware
@@ -50,7 +52,8 @@ PLANES_RATES = [0.92, 0.04, 0.01, 0.01]
 PROMPT = 32
 #: Tokens that nobody chooses.
 GARBAGE = 31000
-WAYS = ("off", "draft model", "planes", "two levels")
+#: With the last one, each step has the better of the three before it.
+WAYS = ("off", "draft model", "planes", "two levels", "best")
 
 
 def tokens_in_a_pass(rates: list[float], num_guesses: int) -> float:
@@ -105,9 +108,18 @@ class Said:
 class Forced:
     """Someone whose time is real, and whose guesses are right at these rates."""
 
-    def __init__(self, model: Guesser, rates: list[float], answer: list[int]) -> None:
+    def __init__(self, model: Rival, rates: list[float], answer: list[int]) -> None:
         self.model, self.said = model, Said(rates, answer)
-        self.drafting_s, self.num_asked = 0.0, 0
+        self.voice, self.num_asked = model.voice, 0
+        self.drafting_s, self.num_steps = 0.0, 0
+
+    @property
+    def assumed(self) -> Assumed:
+        return self.model.assumed
+
+    @property
+    def spent_s(self) -> float:
+        return self.model.spent_s
 
     def price(self, places: List[Place]) -> Price:
         return self.model.price(places)
@@ -119,6 +131,7 @@ class Forced:
         began = time.perf_counter()
         able = self.model.start(sequences)
         self.drafting_s += time.perf_counter() - began
+        self.num_steps += 1
         return able
 
     def expand(self, places: List[Place]) -> list[list[tuple[int, float]]]:
@@ -202,10 +215,10 @@ def loaded(
 ) -> Iterator[Engine]:
     """The target with whoever guesses for it, within the same memory."""
     draft: DraftModel | None = None
-    if way in ("draft model", "two levels"):
+    if way in ("draft model", "two levels", "best"):
         draft = DraftModel.load(options.draft, config, hardware=hardware, tokenizer=NoText())
         config, hardware = draft.leave(config, hardware)
-    config = replace(config, draft_with_planes=way in ("planes", "two levels"))
+    config = replace(config, draft_with_planes=way in ("planes", "two levels", "best"))
     drafter = NO_DRAFTS if way == "off" else None
     with Engine.load(
         options.target, config, hardware=hardware, tokenizer=NoText(), drafter=drafter
@@ -219,11 +232,21 @@ def loaded(
 def forced_of(engine: Engine, whole: list[int]) -> Forced:
     """Whoever guesses for the engine, with the rates of its kind."""
     guesser = engine.draft_model
-    assert guesser is not None
+    assert isinstance(guesser, DraftModel | PlanesDrafter | TwoLevels)
+    return forced_guesser(guesser, whole)
+
+
+def forced_guesser(guesser: DraftModel | PlanesDrafter | TwoLevels, whole: list[int]) -> Forced:
     if isinstance(guesser, TwoLevels):
         return ForcedLevels(guesser, published_rates(), whole)
     rates = PLANES_RATES if isinstance(guesser, PlanesDrafter) else published_rates()
     return Forced(guesser, rates, whole)
+
+
+def rivals_of(both: Forced, whole: list[int]) -> list[Forced]:
+    """Both together, and each alone."""
+    assert isinstance(both.model, TwoLevels)
+    return [both, *(forced_guesser(each, whole) for each in both.model.rivals[1:])]
 
 
 def main() -> None:
@@ -253,7 +276,10 @@ def main() -> None:
                 forced = None
                 if way != "off":
                     forced = forced_of(engine, whole)
-                    engine.scheduler._drafter = Speculation(engine.meter.known_s, forced)
+                    rivals = rivals_of(forced, whole) if way == "best" else []
+                    engine.scheduler._drafter = Speculation(
+                        engine.meter.known_s, forced, usual_s=engine.meter.usual.of, rivals=rivals
+                    )
                 found, speed, steps = answer(engine, prompt, 8 if way == "off" and whole else options.tokens)
                 whole = whole or found
                 if kept is not None and not kept.exists():
@@ -262,6 +288,9 @@ def main() -> None:
                 speeds[way].append(speed)
                 streamed = f"{engine.metrics.num_streamed_layers} layers streamed"
                 rest = streamed if forced is None else told(engine, forced, (options.tokens - 1) / steps)
+                if way == "best":
+                    rest += "; steps of two levels, planes, draft model: "
+                    rest += ", ".join(str(each.num_steps) for each in rivals)
                 print(f"{way:12} {speed:.3f} tokens/s; {rest}", flush=True)
             del engine, forced  # an engine that is closed keeps its memory as long as somebody has it
     for way, found_speeds in speeds.items():

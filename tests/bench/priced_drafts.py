@@ -1,6 +1,7 @@
-"""What a draft model, upper planes, and both should give by stated prices: tokens/s of one sequence. Nothing
-is computed but the choice of guesses, which is the engine's own, so that long answers take seconds, and no
-other work on the machine counts. Guesses are right as often as forced_drafts.py has them.
+"""What a draft model, upper planes, both, and the better of these in each step should give by stated prices:
+tokens/s of one sequence. Nothing is computed but the choice of guesses, which is the engine's own, so that
+long answers take seconds, and no other work on the machine counts. Guesses are right as often as
+forced_drafts.py has them.
 
     python tests/bench/priced_drafts.py [--pass-s 0.122 0.033] [--rates 0.74 0.85] [--streamed-s 1.28 1.51]
 
@@ -20,14 +21,19 @@ from typing import Any
 from forced_drafts import BESIDE, GARBAGE, PLANES_RATES, Said
 
 from penstock.drafters.two_levels import TwoLevels
+from penstock.generation.drafting.acceptance import VOICE_OF_PLANES
 from penstock.generation.drafting.asking import Guesser, Place, Price
 from penstock.generation.drafting.draft_tree import NO_GUESSES
+from penstock.generation.drafting.expectation import Assumed, assumed_model, assumed_planes
 from penstock.generation.drafting.speculation import Speculation
+from penstock.generation.drafting.ways import Rival
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence
 
 #: Seconds of a step that don't overlap, of its products, and of these for each token.
 OTHER_S, PRODUCTS_S, TOKEN_S = 0.15, 0.25, 0.046
+#: Of the draft model's matrices.
+NUM_ELEMENTS = 1_030_000_000
 
 Seconds = Callable[[int], float]
 Level = list[tuple[int, float]]
@@ -36,11 +42,15 @@ Level = list[tuple[int, float]]
 class Planes:
     """Upper planes that compute nothing."""
 
-    max_num_tokens = 128
+    max_num_tokens, voice = 128, VOICE_OF_PLANES
 
     def __init__(self, seconds: Seconds, answer: list[int]) -> None:
         self.seconds, self.said = seconds, Said(PLANES_RATES, answer)
         self.spent_s, self.num_passes, self.num_rows = 0.0, 0, 0
+
+    @property
+    def assumed(self) -> Assumed:
+        return assumed_planes(self.seconds)
 
     def price(self, places: List[Place]) -> Price:
         return Price(self.seconds(len(places)))
@@ -66,10 +76,16 @@ class Planes:
 class Small(Planes):
     """A draft model that computes nothing. It is right about the answer, or about planes."""
 
+    voice = 0
+
     def __init__(self, seconds: Seconds, rate: float, answer: list[int], planes: Planes | None) -> None:
         super().__init__(seconds, answer)
         self.rate, self.planes = rate, planes
         self.said = Said([rate * each for each in BESIDE], answer)
+
+    @property
+    def assumed(self) -> Assumed:
+        return assumed_model(NUM_ELEMENTS, self.seconds)
 
     def reach(self, place: Place) -> None: ...
 
@@ -86,14 +102,22 @@ class Small(Planes):
         return found
 
 
-def told(guesser: Guesser, spending: list[Any], streamed_s: float, answer: list[int], num_tokens: int) -> str:
-    """An answer, with what guesses for it; `spending` notes what that took."""
+def told(
+    guesser: Guesser,
+    spending: list[Any],
+    streamed_s: float,
+    answer: list[int],
+    num_tokens: int,
+    rivals: List[Rival] = (),
+) -> str:
+    """An answer, with what guesses for it; `spending` notes what that took. rivals: one of them guesses in
+    each step."""
 
     def step_s(count: int) -> float:
         return OTHER_S + max(streamed_s, PRODUCTS_S + TOKEN_S * count)
 
     drafter, sequence = (
-        Speculation(step_s, guesser),
+        Speculation(step_s, guesser, rivals=rivals),
         Sequence(
             0,
             GenerationRequest([1, 2, 3], SamplingParams(max_tokens=len(answer), ignore_eos=True)),
@@ -155,6 +179,12 @@ def main() -> None:
         print(
             f"two levels  {rate} {told(both, [planes, small], beside_s, answer, options.tokens)}", flush=True
         )
+        planes, alone = Planes(pass_s, answer), Small(level_s, rate, answer, None)
+        small = Small(level_s, rate, answer, planes)
+        both = TwoLevels(small, planes)  # type: ignore[arg-type]
+        spending = [planes, small, alone]
+        found = told(both, spending, beside_s, answer, options.tokens, [both, planes, alone])
+        print(f"best        {rate} {found}", flush=True)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from penstock.generation.drafting.allowance import FIRST, SHARE
 from penstock.generation.drafting.draft_tree import NO_GUESSES, DraftTree
 from penstock.generation.drafting.drafter import NO_DRAFTS
 from penstock.generation.drafting.guesses import Guesses
-from penstock.generation.drafting.recycled_tokens import RecycledTokens
-from penstock.generation.drafting.repeated_text import RepeatedText
 from penstock.generation.drafting.speculation import Speculation
+from penstock.generation.drafting.texts.recycled_tokens import RecycledTokens
+from penstock.generation.drafting.texts.repeated_text import RepeatedText
 from penstock.generation.drafting.usual_times import UsualTimes
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence

@@ -73,6 +73,8 @@ class _Twin:
 class MTPDrafter:
     """Used by the engine thread."""
 
+    voice = 0
+
     def __init__(self, loaded: LoadedModel, model: Model, plan: MemoryPlan) -> None:
         """loaded: the head, as a model of one layer. model: the one that it came with. plan: the head's,
         whose memory it takes beside the model."""

@@ -9,6 +9,7 @@ free blocks, and are given back before the step that computes the guesses begins
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Generator
 from collections.abc import Sequence as List
 
@@ -16,9 +17,11 @@ import torch
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError, MemoryName
+from penstock.generation.drafting.acceptance import VOICE_OF_PLANES
 from penstock.generation.drafting.asking import Place, Price
 from penstock.generation.drafting.expectation import Assumed, assumed_planes
 from penstock.generation.drafting.fork_limit import ForkLimit
+from penstock.generation.drafting.measured_price import MeasuredPrice
 from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
@@ -111,6 +114,7 @@ class PlanesDrafter:
 
     #: Bytes of the host's memory that are its own, and of a card's.
     num_bytes = num_card_bytes = 0
+    voice = VOICE_OF_PLANES
 
     def __init__(
         self, model: Model, plan: MemoryPlan, blocks: BlockManager, config: EngineConfig, predict: Predict
@@ -118,6 +122,9 @@ class PlanesDrafter:
         """blocks: of the model's keys and values. config: of the model. predict: the time of its steps."""
         self._planes, self._blocks, self._predict = UpperPlanes(model.streamer), blocks, predict
         self._plan, self._rows_per_token = plan, config.rows_per_token
+        self._measured = MeasuredPrice(self._predicted_s)
+        #: Seconds that guesses have taken.
+        self.spent_s = 0.0
         family = model.executor.family
         # Guesses may be less exact: half as many rows, and rows bind a pass from the third place on.
         family = family.with_kernels(family.kernels.with_int8_activations())
@@ -133,7 +140,10 @@ class PlanesDrafter:
         return assumed_planes(self.seconds)
 
     def seconds(self, num_places: int) -> float:
-        """What a pass over so many places takes; 0 if nothing was measured."""
+        """What a pass over so many places takes, as the last ones did; 0 if nothing was measured."""
+        return self._measured.seconds(num_places)
+
+    def _predicted_s(self, num_places: int) -> float:
         return pass_s(self._plan, self._predict, self._rows_per_token, num_places)
 
     def price(self, places: List[Place]) -> Price:
@@ -158,11 +168,16 @@ class PlanesDrafter:
         """What may follow each place of each line, in one pass. A line's first place is as expand() has it,
         and the others follow one another behind it. A line is cut where a grammar is complete or blocks have
         no room."""
+        began_s = time.perf_counter()
         room, branches = self.max_num_tokens, list[list[Sequence]]()
         for line in lines:
             branches.append(self._line(line, room))
             room -= branches[-1][-1].num_pending_tokens if branches[-1] else 0
+        num_rows = sum(each[-1].num_pending_tokens for each in branches if each)
         found = iter(self._candidates([each for each in branches if each]))
+        taken_s = time.perf_counter() - began_s
+        self.spent_s += taken_s
+        self._measured.record(num_rows, taken_s)
         return [[next(found) for _ in each] for each in branches]
 
     def finish(self) -> None:
@@ -170,6 +185,7 @@ class PlanesDrafter:
         for branch in self._branches.values():
             self._blocks.release(branch)
         self._branches.clear()
+        self._measured.end_step()
 
     def close(self) -> None: ...
 

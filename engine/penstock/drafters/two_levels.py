@@ -12,7 +12,7 @@ from collections.abc import Sequence as List
 
 from penstock.drafters.draft_model import DraftModel
 from penstock.drafters.planes_drafter import PlanesDrafter
-from penstock.generation.drafting.acceptance import ANY_OF_MODEL, Acceptance, kind_of_share
+from penstock.generation.drafting.acceptance import ANY_OF_MODEL, VOICE_OF_PLANES, Acceptance, kind_of_share
 from penstock.generation.drafting.asking import Place, Price, repaid_s
 from penstock.generation.drafting.expectation import PLANES_RATE, Assumed, assumed_two_levels
 from penstock.generation.drafting.rounds import Round, planned
@@ -72,6 +72,8 @@ class _Text:
 class TwoLevels:
     """Used by the engine thread, between two steps."""
 
+    voice = VOICE_OF_PLANES
+
     def __init__(self, small: DraftModel, planes: PlanesDrafter) -> None:
         self.small, self.planes = small, planes
         #: How often the planes say what the small model guesses, by the share that it gives its guess.
@@ -87,6 +89,11 @@ class TwoLevels:
     def num_card_bytes(self) -> int:
         """Bytes of a card's memory that are its own."""
         return self.small.num_card_bytes
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that guesses have taken, of both together or of one alone."""
+        return self.small.spent_s + self.planes.spent_s
 
     @property
     def assumed(self) -> Assumed:
@@ -114,7 +121,7 @@ class TwoLevels:
         able = self.planes.start(sequences)
         ready = set(self.small.start(able)) if able and self._chains_pay(able) else set()
         if not ready:  # chains that did not pay are tried again later
-            self._agreement.forget(range(ANY_OF_MODEL + 1))
+            self._agreement.forget(range(ANY_OF_MODEL[0] + 1))
         self._texts = {each: _Text(each, each in ready) for each in able}
         return able
 
@@ -133,6 +140,11 @@ class TwoLevels:
         self.small.finish()
         self._texts.clear()
 
+    @property
+    def rivals(self) -> tuple[TwoLevels, PlanesDrafter, DraftModel]:
+        """Both together, and each alone."""
+        return self, self.planes, self.small
+
     def close(self) -> None:
         self.small.close()
         self.planes.close()
@@ -140,7 +152,7 @@ class TwoLevels:
     @property
     def _rate(self) -> float:
         """The chance that the planes say a link of a chain, if what leads to it is right."""
-        return self._agreement.rate(ANY_OF_MODEL)
+        return self._agreement.rate(ANY_OF_MODEL[0])
 
     def _round(self, chances: List[float]) -> Round:
         return Round(self.small.seconds, self.planes.seconds, chances, self.planes.max_num_tokens)
@@ -199,5 +211,5 @@ class TwoLevels:
             guess = text.guessed.get(place.node)
             if is_open and guess is not None and index + 1 < len(line):
                 is_open = bool(said) and said[0][0] == guess[0]
-                for kind in (kind_of_share(guess[1]), ANY_OF_MODEL):
+                for kind in (kind_of_share(guess[1]), ANY_OF_MODEL[0]):
                     self._agreement.learn(kind, is_open)

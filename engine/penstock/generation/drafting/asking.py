@@ -49,6 +49,9 @@ class Price(NamedTuple):
 class Guesser(Protocol):
     """A draft model."""
 
+    #: Whose guesses they are (acceptance.py).
+    voice: int
+
     def price(self, places: List[Place]) -> Price:
         """Of expand() at these places."""
         ...
@@ -84,6 +87,8 @@ class Asking:
         self._model, self._step = model, step
         self._guesses = {each.sequence: each for each in guesses}
         self._asked = set[tuple[Sequence, int]]()
+        #: The kind of any of what the model guesses at a place.
+        self.any_kind = ANY_OF_MODEL[model.voice]
         #: What all levels should have taken.
         self.seconds = 0.0
         self.choice = choose(guesses, step)
@@ -106,9 +111,9 @@ class Asking:
                 self._asked.add((place.sequence, place.node))
                 guesses = self._guesses[place.sequence]
                 for token_id, share in found:
-                    guesses.add(place.node, token_id, kind_of_share(share))
+                    guesses.add(place.node, token_id, kind_of_share(share, self._model.voice))
                 if found:
-                    guesses.doubt(place.node, [each for each, _ in found], guesses.rate(ANY_OF_MODEL))
+                    guesses.doubt(place.node, [each for each, _ in found], guesses.rate(self.any_kind))
             self.choice = choose(list(self._guesses.values()), self._step, self.seconds)
             places = self._worth(list(self._next()))
         return self.choice
@@ -142,7 +147,7 @@ class Asking:
             return 0.0
         hope = 0.0
         for place in places:
-            rate = self._guesses[place.sequence].rate(ANY_OF_MODEL)
+            rate = self._guesses[place.sequence].rate(self.any_kind)
             hope += place.chance * sum(known * rate ** (1 + level) for level, known in enumerate(price.known))
         num_guesses = choice.num_guesses + math.ceil(len(places) * sum(price.known))
         return step.rate(choice.num_right + hope, min(step.room, num_guesses), seconds)

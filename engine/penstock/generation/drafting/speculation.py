@@ -22,17 +22,18 @@ from penstock.generation.drafting.acceptance import (
     NUM_RANKS,
     OTHER_PLACE,
     Acceptance,
-    is_of_model,
+    voice_of,
 )
 from penstock.generation.drafting.allowance import Allowance
 from penstock.generation.drafting.asking import Asking, Guesser
 from penstock.generation.drafting.choice import Choice, PlainStep, choose
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.drafting.drafter import Drafter
-from penstock.generation.drafting.earlier_texts import EarlierTexts
 from penstock.generation.drafting.fork_limit import ForkLimit
 from penstock.generation.drafting.guesses import Guesses
-from penstock.generation.drafting.repeated_text import PAIR, RepeatedText
+from penstock.generation.drafting.texts.earlier_texts import EarlierTexts
+from penstock.generation.drafting.texts.repeated_text import PAIR, RepeatedText
+from penstock.generation.drafting.ways import Rival, Ways
 from penstock.generation.sequence import Sequence
 
 #: The beginning of a predicted answer is trusted as a match of so many tokens.
@@ -74,15 +75,15 @@ class _Track:
     def learn(self, drafts: DraftTree, right: List[int]) -> None:
         """A step computed these drafts, and these nodes of them were right."""
         nodes, on_path = self.guesses.find(drafts), {-1, *right}
-        of_model: dict[int, bool] = {}
+        of_model: dict[tuple[int, int], bool] = {}
         for draft, (node, parent) in enumerate(zip(nodes, drafts.parents, strict=True)):
             if parent in on_path:
                 kind, is_right = self.guesses.kinds[node], draft in on_path
                 self.acceptance.learn(kind, is_right)
-                if is_of_model(kind):
-                    of_model[parent] = of_model.get(parent, False) or is_right
-        for is_right in of_model.values():
-            self.acceptance.learn(ANY_OF_MODEL, is_right)
+                if (voice := voice_of(kind)) is not None:
+                    of_model[voice, parent] = of_model.get((voice, parent), False) or is_right
+        for (voice, _), is_right in of_model.items():
+            self.acceptance.learn(ANY_OF_MODEL[voice], is_right)
 
 
 class Speculation(Drafter):
@@ -95,15 +96,18 @@ class Speculation(Drafter):
         model: Guesser | None = None,
         config: EngineConfig | None = None,
         usual_s: Callable[[int], float] | None = None,
+        rivals: List[Rival] = (),
     ) -> None:
         """predict_s: tokens of a step -> seconds; 0 if nothing is known. More tokens never take less. config:
         says how many guesses a sequence may have, and where a text is looked up. usual_s: what steps of so
-        many tokens took lately; 0 if there were none."""
+        many tokens took lately; 0 if there were none. rivals: one of them guesses in each step, by what each
+        brings, in the model's place."""
         self._predict_s, self._usual_s = predict_s, usual_s
         #: Tokens of the last step, without its guesses and with them.
         self._sizes = (0, 0)
         self._model = model
         self._config = config or EngineConfig()
+        self._ways = Ways(rivals, predict_s, self._config) if rivals else None
         self._acceptance, self._earlier, self._forks = Acceptance(), EarlierTexts(), ForkLimit()
         self._allowance = Allowance()
         self._tracks: WeakKeyDictionary[Sequence, _Track] = WeakKeyDictionary()
@@ -124,9 +128,12 @@ class Speculation(Drafter):
             return {}
         least_chance = step.least_chance
         guesses = [self._track(each).look(each, least_chance) for each in wanted]
+        model = self._model if self._ways is None else self._ways.pick(len(sampled))
         choice, drafting_s = (
-            (choose(guesses, step), 0.0) if self._model is None else self._ask(self._model, guesses, step)
+            (choose(guesses, step), 0.0) if model is None else self._ask(model, guesses, step)
         )
+        if self._ways is not None:
+            self._ways.guessed(len(sampled), num_tokens, choice.num_guesses)
         self._allowance.pay(choice.num_guesses, step.cost_s(choice.num_guesses) + drafting_s)
         self._sizes = num_tokens, num_tokens + choice.num_guesses
         self._forget(guesses, choice)
@@ -145,7 +152,7 @@ class Speculation(Drafter):
         choice = asking.run()
         if not asking.is_begun:
             for each in guesses:
-                each.kinds_met.add(ANY_OF_MODEL)
+                each.kinds_met.add(asking.any_kind)
         return choice, asking.seconds
 
     def _forget(self, guesses: list[Guesses], choice: Choice) -> None:
@@ -163,6 +170,8 @@ class Speculation(Drafter):
     ) -> None:
         track = self._track(sequence)
         self._allowance.earn(len(right))
+        if self._ways is not None:
+            self._ways.learn(len(right))
         if drafts:
             track.learn(drafts, right)
         text = (*sequence.token_ids[-2:], *drafts.token_ids)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 
-from penstock.generation.drafting.recycled_tokens import RecycledTokens
-from penstock.generation.drafting.repeated_text import RepeatedText
+from penstock.generation.drafting.texts.recycled_tokens import RecycledTokens
+from penstock.generation.drafting.texts.repeated_text import RepeatedText
 
 #: Salts of which something is kept, and texts of each.
 _MAX_SALTS, _MAX_TEXTS = 8, 4
