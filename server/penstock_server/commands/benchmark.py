@@ -25,7 +25,7 @@ from penstock.spec import ModelFootprint
 from penstock.text.tokenizer import NoText
 from penstock_server.commands.bench_drafts import check_drafts, drafts_lines, measure_drafts
 from penstock_server.commands.converting import ProgressBar
-from penstock_server.commands.planning.footprints import estimated_plan, footprint_at
+from penstock_server.commands.planning.footprints import footprint_at
 from penstock_server.facade.figures import duration, rate
 from penstock_server.facade.inside import (
     draw_routing,
@@ -41,6 +41,7 @@ from penstock_server.facade.inside import (
 )
 from penstock_server.facade.loading import engine_config, find_folder
 from penstock_server.facade.machine import hardware_lines, profile
+from penstock_server.facade.needs import estimated_plan
 from penstock_server.facade.plan_table import served_plan_lines
 from penstock_server.settings.settings import Settings
 

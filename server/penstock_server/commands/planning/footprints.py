@@ -1,5 +1,4 @@
-"""A model that is not loaded, as a plan needs it: its footprint, by config.json or a GGUF file's header, and
-the estimated plan of its memory."""
+"""A model that is not loaded, as a plan needs it: its footprint, by config.json or a GGUF file's header."""
 
 from __future__ import annotations
 
@@ -7,10 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
-from penstock.kernels import PlanesTensor, expected_traits
-from penstock.memory.hardware import HardwareProfile
-from penstock.memory.planning.plan import MemoryPlan
-from penstock.memory.planning.planner import plan_memory
 from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.registry import open_model, pooling_of, read_pooled_spec, read_spec
 from penstock.model.shapes import footprint
@@ -18,16 +13,6 @@ from penstock.spec import ModelFootprint, ModelSpec
 from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.store import planned_tensors
 from penstock.weights.tensors import ModelTensors
-
-
-def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> MemoryPlan:
-    """The plan for a model that is not loaded; the memory of activations is an estimate. Raises
-    CapacityError, as plan_memory() does, and ConfigError for layers that no kernels of the device compute."""
-    device = hardware.device
-    traits = expected_traits(config, None if device is None else device.compute_capability)
-    traits.require_recurrence(size.state_bytes)
-    traits.require_matrices((PlanesTensor,) if size.lower_planes else ())
-    return plan_memory(size, hardware, config, workspace_factor=traits.workspace_factor)
 
 
 def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFootprint:

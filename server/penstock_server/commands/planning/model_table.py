@@ -13,7 +13,8 @@ from penstock.memory.planning.cost import predict_step
 from penstock.model.known_shapes import REPOSITORIES, SHAPES
 from penstock.spec import ModelFootprint
 from penstock.weights.conversion.unit_files import unit_files
-from penstock_server.commands.planning.footprints import estimated_plan, footprint_of, tensors_of
+from penstock_server.commands.planning.footprints import footprint_of, tensors_of
+from penstock_server.facade.needs import estimated_plan
 from penstock_server.settings.settings import Settings
 
 GB, GIB = 10**9, 1 << 30

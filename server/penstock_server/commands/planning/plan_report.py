@@ -24,7 +24,7 @@ from penstock.model.registry import pooling_of, read_pooled_spec
 from penstock.spec import ModelFootprint
 from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock.weights.checkpoints.formats import read_config
-from penstock_server.commands.planning.footprints import estimated_plan, footprint_at, footprint_of
+from penstock_server.commands.planning.footprints import footprint_at, footprint_of
 from penstock_server.commands.planning.other_machine import OtherMachine
 from penstock_server.commands.planning.planned_draft import (
     PlannedDraft,
@@ -42,6 +42,7 @@ from penstock_server.facade.figures import duration, rate
 from penstock_server.facade.inside import hardware_body, plan_body, step_body
 from penstock_server.facade.loading import engine_config, find_config_folder
 from penstock_server.facade.machine import hardware_lines, profile, profile_or_assume
+from penstock_server.facade.needs import estimated_plan
 from penstock_server.facade.plan_table import plan_table
 from penstock_server.protocol.engine_bodies import DraftingBody
 from penstock_server.settings.settings import Settings

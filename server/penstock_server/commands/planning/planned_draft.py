@@ -37,7 +37,8 @@ from penstock.spec import ModelFootprint
 from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_config
 from penstock.weights.store import planned_tensors
-from penstock_server.commands.planning.footprints import estimated_plan, footprint_at, footprint_of
+from penstock_server.commands.planning.footprints import footprint_at, footprint_of
+from penstock_server.facade.needs import estimated_plan
 from penstock_server.settings.settings import Settings
 
 
