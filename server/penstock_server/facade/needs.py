@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from penstock import EngineConfig
 from penstock.errors import CapacityError
-from penstock.kernels import PlanesTensor, expected_traits
+from penstock.kernels import expected_traits
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.budgets import Budgets
 from penstock.memory.planning.kv_blocks import USUAL_TOKENS
@@ -62,7 +62,6 @@ def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: Engi
     device = hardware.device
     traits = expected_traits(config, None if device is None else device.compute_capability)
     traits.require_recurrence(size.state_bytes)
-    traits.require_matrices((PlanesTensor,) if size.lower_planes else ())
     return plan_memory(size, hardware, config, workspace_factor=traits.workspace_factor)
 
 
