@@ -33,6 +33,10 @@ struct __align__(16) float4 {
 struct __align__(8) uint2 {
     unsigned x, y;
 };
+struct __align__(8) int2 {
+    int x, y;
+};
+static inline int2 make_int2(int x, int y) { return {x, y}; }
 static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline int min(int a, int b) { return a < b ? a : b; }

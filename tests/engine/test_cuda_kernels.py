@@ -30,12 +30,13 @@ from kernel_cases import (
 from pretended_card import PretendedCard, missing, pretend
 from test_int4_kernels import FORMS
 from test_int4_kernels import matrix as int4_matrix
+from test_planes_kernels import cases as plane_cases
 from torch import Tensor
 
 from penstock import kernels as choosing
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from penstock.kernels import Int4Tensor, Kernels, StackedMatrix, choose_kernels, int_mm
+from penstock.kernels import Int4Tensor, Kernels, PlanesTensor, StackedMatrix, choose_kernels, int_mm
 from penstock.kernels.cuda import linear as cuda_linear
 from penstock.kernels.cuda import nvrtc
 from penstock.kernels.cuda.attention import SPLIT_KEYS
@@ -234,6 +235,84 @@ def test_plain_kernels_on_a_gpu_compute_what_they_compute_on_the_cpu(
     x, weight = torch.randn(num_tokens, 160, generator=generator), random_matrix(out_features, 160, generator)
     y = cast(Kernels, OnGpu(kind(activations))).linear(x, weight)
     assert torch.equal(y, ReferenceKernels(activations).linear(x, weight))
+
+
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+def test_planes_have_the_bits_of_int8(
+    launcher: EmulatedLauncher | CudaLauncher, activations: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, and of their upper planes alone; per channel and in groups; rows of any length."""
+    monkeypatch.setattr(launcher, "has_tensor_cores", False)
+    mine = kernels_of(launcher, activations)
+    for x, weight, bias, expected in plane_cases(activations):
+        found = mine.linear(x, weight, bias)
+        assert torch.equal(found, expected), (weight.shape, weight.lower is None, len(x))
+
+
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+@pytest.mark.parametrize(
+    ("num_tokens", "in_features", "out_features", "kernel"),
+    [
+        (1, 2064, 35, "planes_gemv_1"),
+        (2, 64, 200, "planes_gemv_2"),
+        (3, 48, 33, "planes_gemv_4"),
+        (16, 4112, 65, "planes_gemv_8"),
+        (5, 102, 40, "gemv_any"),
+        (33, 272, 131, "planes_tiled_4"),
+        (33, 66, 70, "tiled_any"),
+        (140, 64, 1300, "planes_tiled_8"),
+    ],
+)
+def test_every_product_with_planes_equals_the_reference(
+    launcher: EmulatedLauncher | CudaLauncher,
+    activations: str, num_tokens: int, in_features: int, out_features: int, kernel: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(launcher, "num_multiprocessors", 10)
+    monkeypatch.setattr(launcher, "has_tensor_cores", False)
+    generator = torch.Generator().manual_seed(in_features)
+    x, whole = torch.randn(num_tokens, in_features), random_matrix(out_features, in_features, generator)
+    middles = QuantizedTensor((whole.qweight >> 4 << 4) + 8, whole.scale)
+    for planes, same in ((PlanesTensor.of(whole), whole), (PlanesTensor.of(whole).upper_alone(), middles)):
+        y = kernels_of(launcher, activations).linear(x, planes, whole.scale)
+        assert torch.equal(y, ReferenceKernels(activations).linear(x, same, whole.scale))
+        if isinstance(launcher, EmulatedLauncher):
+            assert launcher.launched[-1] == f"{kernel}_{2 if activations == 'int16' else 1}"
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 50])
+@pytest.mark.parametrize("group_size", [None, 16, 32])
+@pytest.mark.parametrize("has_tensor_cores", [False, True])
+def test_planes_may_lie_anywhere(
+    launcher: EmulatedLauncher | CudaLauncher,
+    num_tokens: int, group_size: int | None, has_tensor_cores: bool, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """And tensor cores get them joined, some channels at a time. 16 inputs that share a scale are a rare
+    shape, which the reference computes."""
+    monkeypatch.setattr(launcher, "has_tensor_cores", has_tensor_cores)
+    monkeypatch.setattr(cuda_linear, "MAX_SUMS_BYTES", 6_000)
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.rand(40, *(() if group_size is None else (128 // group_size,)), generator=generator)
+    qweight = torch.randint(-128, 128, (40, 128), dtype=torch.int8, generator=generator)
+    whole = QuantizedTensor(qweight, scale)
+    x, planes = torch.randn(num_tokens, 128, generator=generator), PlanesTensor.of(whole)
+    expected = ReferenceKernels().linear(x, whole)
+    assert planes.lower is not None
+    for move in (0, 1, 4):
+        upper, lower = (moved(plane, by) for plane, by in ((planes.upper, move), (planes.lower, 2 * move)))
+        y = kernels_of(launcher).linear(x, PlanesTensor(upper, lower, scale))
+        assert torch.equal(y, expected), move
+    if isinstance(launcher, EmulatedLauncher) and group_size is None and num_tokens == 50:
+        assert ("join_planes" in launcher.launched, launcher.launched.count("combine_2") >= 6) == (
+            True,
+            has_tensor_cores,
+        )
+
+
+def moved(plane: Tensor, num_bytes: int) -> Tensor:
+    """A copy that begins so many bytes behind a usual address."""
+    room = torch.empty(num_bytes + plane.numel(), dtype=torch.uint8)
+    return room[num_bytes:].view(plane.shape).copy_(plane)
 
 
 def test_a_matrix_may_lie_anywhere(launcher: EmulatedLauncher | CudaLauncher) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from pretended_card import PretendedCard, engines, missing
+from test_convert import store_of
 from test_cpmant import build as build_cpm_ant
 from test_encoder_decoder import build as build_encoder_decoder
 from tiny_models import build
@@ -28,6 +29,7 @@ from penstock.memory import rates
 from penstock.memory.hardware import DeviceProfile, KernelProfile, capacities
 from penstock.memory.lane import find_lane
 from penstock.memory.machine_rates import Measure
+from penstock.weights.conversion.convert import convert
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -128,6 +130,32 @@ def test_weights_in_groups(quantized: dict[str, Any], checkpoint: Path, card: Pr
     assert {f"{name}_quantize_2", f"{name}_tiled_2"} <= set(card.driver.num_launches)
     del engine
     check_nothing_is_left(card)
+
+
+@pytest.mark.parametrize("group_size", [None, 32])
+@pytest.mark.parametrize("capability", [(6, 1), (7, 5)])
+def test_planes_have_the_bits_of_int8(
+    group_size: int | None, capability: tuple[int, int], checkpoint: Path, tmp_path: Path
+) -> None:
+    """Whichever planes stay on the card, and converted or not."""
+    store = store_of(checkpoint, group_size, "planes")
+    convert(store, tmp_path)
+    with engines.card_with_kernels(capability) as card:
+        expected = engines.answer(engines.load(checkpoint, group_size=group_size))
+        card.driver.num_launches.clear()
+        found = []
+        for num_resident in (1, 2, 3):  # of twice as many planes, upper ones first
+            engine = engines.load(tmp_path, num_resident_layers=num_resident)
+            assert len(engine.plan.layers) == 6 and ("host" in engines.homes(engine)) == (num_resident < 3)
+            found.append(engines.answer(engine))
+            del engine
+            check_nothing_is_left(card)
+        launched = set(card.driver.num_launches)
+    assert found == [expected] * 3
+    form = "planes" if group_size is None else "plane_groups"
+    assert f"{form}_gemv_1_2" in launched
+    assert any(name.startswith(f"{form}_tiled") for name in launched)
+    assert ("join_planes" in launched) == (group_size is None and capability == (7, 5)), "for tensor cores"
 
 
 @pytest.mark.parametrize("num_resident", [1, 9])

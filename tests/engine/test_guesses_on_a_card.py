@@ -193,3 +193,22 @@ def test_a_model_without_room_in_ram_is_not_sent_to_the_processor(
         guessed.load(host_memory_bytes=taken + PAGE)
     assert refused.value.memory == "host" and "--draft-device" not in str(refused.value)
     assert "Raise --host-memory" in str(refused.value)
+
+
+def test_upper_planes_of_the_model_itself(card: PretendedCard, tmp_path: Path) -> None:
+    """They stay on the card, while lower planes are streamed, and guess with activations in 8 bits."""
+    save_byte_tokenizer(tmp_path)
+    build("Llama", tmp_path, vocab_size=278, num_hidden_layers=3)
+    config = CONFIG | {"weights": "planes", "num_resident_layers": 2}  # of 6 planes 4
+    with Engine.load(tmp_path, EngineConfig(**config | {"speculation": "off"})) as engine:
+        expected = engine.generate(PROMPTS, PARAMS)
+    assert not any(name.startswith("planes") and name[-1] == "1" for name in card.driver.num_launches)
+    with Engine.load(tmp_path, EngineConfig(**config, draft_with_planes=True)) as engine:
+        homes = [layer.home for layer in engine.plan.layers if not layer.is_lower]
+        assert homes == ["device"] * 3 and "host" in engines.homes(engine)
+        engine.scheduler._drafter = Speculation(flat_s, engine.draft_model)
+        assert exact(engine.generate(PROMPTS, PARAMS)) == exact(expected)
+        assert engine.metrics.draft_tokens
+    assert any(name.startswith("planes") and name[-1] == "1" for name in card.driver.num_launches)
+    del engine
+    check_nothing_is_left(card)

@@ -38,13 +38,13 @@ class Limits(NamedTuple):
 
 #: What NVRTC 12.6 reaches. Fewer blocks hide less of the memory's latency; a spill is memory's time.
 LIMITS = (
-    Limits("gemv_[12]_[12]|gemv_4_1", (0, 0), (4, 4), "32 warps with loads under way keep DRAM busy"),
-    Limits("gemv_(4_2|8_1|any_1)", (0, 0), (2, 2), "sums of 8 rows take more than 64 registers"),
-    Limits("gemv_(8|any)_2", (0, 16), (2, 2), "sums of 16 rows: as long as 128 registers hold them"),
-    Limits("tiled_4_[12]", (0, 0), (3, 2), "32 sums a thread: 80 registers make three blocks of 256 threads"),
-    Limits("tiled_(8|any)_[12]", (0, 0), (2, 2), "64 sums a thread; later cards seldom come here"),
-    Limits("(codes|groups)_gemv_.*", (0, 0), (3, 2), "a warp has 2 KB of weights under way, or 1 KB"),
-    Limits("(codes|groups)_tiled_.*", (0, 0), (2, 2), "32 integer sums and 16 totals in float64 a thread"),
+    Limits("(planes_)?gemv_([12]_[12]|4_1)", (0, 0), (4, 4), "32 warps with loads under way keep DRAM busy"),
+    Limits("(planes_)?gemv_(4_2|8_1|any_1)", (0, 0), (2, 2), "sums of 8 rows take more than 64 registers"),
+    Limits("(planes_)?gemv_(8|any)_2", (0, 16), (2, 2), "sums of 16 rows: while 128 registers hold them"),
+    Limits("(planes_)?tiled_4_[12]", (0, 0), (3, 2), "32 sums a thread: 80 registers make three blocks"),
+    Limits("(planes_)?tiled_(8|any)_[12]", (0, 0), (2, 2), "64 sums a thread; later cards seldom come here"),
+    Limits("(codes|(plane_)?groups)_gemv_.*", (0, 0), (3, 2), "a warp has 2 KB of weights on the way, or 1"),
+    Limits("(codes|(plane_)?groups)_tiled_.*", (0, 0), (2, 2), "32 integer sums, 16 float64 totals a thread"),
     Limits("(codes|groups)_quantize_.*", (0, 0), (6, 4), "they wait for memory alone"),
     Limits("attention_64_8(_int8)?", (0, 0), (4, 4), "32 warps; shared memory holds more than registers do"),
     Limits("attention_64_32(_int8)?", (0, 0), (2, 2), "the bias by distance takes the registers of a third"),
@@ -55,7 +55,7 @@ LIMITS = (
     Limits("write_kv_int8", (0, 0), (5, 4), "a division, a vector's largest number: 40 warps suffice"),
     Limits("merge_splits", (0, 0), (8, 8), "of 4 warps each: latency is hidden by half of all warps"),
     Limits(
-        "activation|combine_[12]|layer_norm|rms_norm|quantize_[12]|rope|router_(logits|scores)|write_kv",
+        "activation|combine_[12]|join_planes|layer_norm|rms_norm|quantize_[12]|rope|router_(logits|scores)|write_kv",
         (0, 0), (8, 4), "they wait for memory alone: all warps that there are (7.5 has 32)",
     ),
 )  # fmt: skip

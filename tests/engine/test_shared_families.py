@@ -111,7 +111,7 @@ def test_recurrences(name: str, tmp_path: Path, card: PretendedCard) -> None:
 
 
 def test_planes_are_not_shared() -> None:
-    """Two of a layer's units are planes already; and the CUDA kernels refuse planes."""
+    """Two of a layer's units are planes already."""
     size = size_of("tinyllama-1.1b", "planes")
     assert size.lower_planes and not size.matrices
     assert MACHINE.device is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from penstock import EngineConfig
 from penstock.errors import CapacityError
-from penstock.kernels import PlanesTensor, expected_traits
+from penstock.kernels import expected_traits
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.budgets import Budgets
 from penstock.memory.planning.kv_blocks import USUAL_TOKENS
@@ -56,11 +56,21 @@ class Survey:
     needs: tuple[ModelNeeds, ...]
 
 
+def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> MemoryPlan:
+    """The plan for a model that is not loaded; the memory of activations is an estimate. Raises
+    CapacityError, as plan_memory() does, and ConfigError for layers that no kernels of the device compute."""
+    device = hardware.device
+    traits = expected_traits(config, None if device is None else device.compute_capability)
+    traits.require_recurrence(size.state_bytes)
+    return plan_memory(size, hardware, config, workspace_factor=traits.workspace_factor)
+
+
 def survey(each: Sequence[Settings], pinned: Collection[int]) -> Survey:
     """Looks at the files of all models; nothing is loaded, and what is not here yet is fetched.
 
     each: the settings of each model. pinned: the places of those that always stay loaded. Raises
-    PenstockError, and CapacityError for a model that could not be loaded beside the pinned ones."""
+    PenstockError: CapacityError for a model that could not be loaded beside the pinned ones, ConfigError for
+    one that no kernels of the device compute."""
     hardware = profile(each[0], None, measures_disk=False)
     budget = Budgets(hardware, each[0].engine_config()).host
     sizes = [_size(settings) for settings in each]
@@ -134,13 +144,3 @@ def _check(
         estimated_plan(size, hardware, replace(config, host_memory_bytes=left))
     except CapacityError as error:
         raise CapacityError(f"{name} can't be loaded beside the pinned models: {error}") from error
-
-
-def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> MemoryPlan:
-    """The plan for a model that is not loaded; the memory of activations is an estimate. Raises
-    CapacityError, as plan_memory() does, and ConfigError for layers that no kernels of the device compute."""
-    device = hardware.device
-    traits = expected_traits(config, None if device is None else device.compute_capability)
-    traits.require_recurrence(size.state_bytes)
-    traits.require_matrices((PlanesTensor,) if size.lower_planes else ())
-    return plan_memory(size, hardware, config, workspace_factor=traits.workspace_factor)

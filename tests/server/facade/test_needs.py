@@ -1,29 +1,33 @@
-"""What several models take: looked at as a plan looks at one."""
+"""What models need that are not loaded, and what is refused before anything is."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 
 import pytest
 from tiny_models import build
 
 from penstock.errors import ConfigError
-from penstock.memory.hardware import DeviceProfile, HardwareProfile
+from penstock.memory.hardware import HardwareProfile
+from penstock.memory.planning.cards import find_card
 from penstock_server.facade import needs
 from penstock_server.settings.settings import Settings
 
+GIB = 1 << 30
+MACHINE = HardwareProfile(2, 8 * GIB, 4 * GIB, 10.0, 100.0)
+BESIDE_A_CARD = dataclasses.replace(MACHINE, device=find_card("GTX 1060"))
 
-def test_a_model_that_no_kernels_of_the_card_compute_is_refused(
+
+def test_a_server_of_several_models_refuses_what_a_plan_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `penstock plan` refuses it, before a request waits for it. The processor serves it."""
-    build("LFM2", tmp_path / "hybrid")
-    each = [Settings(model=str(tmp_path / "hybrid"))]
-    machine = HardwareProfile(4, 16 << 30, 16 << 30, 30.0, 500.0)
-    card = DeviceProfile("a card", (6, 1), 6 << 30, 6 << 30, 154.0, 12.0, 4900.0, 6 << 30)
-    monkeypatch.setattr(needs, "profile", lambda *_, **__: machine)
-    assert needs.survey(each, ()).needs[0].weight_bytes > 0
-    monkeypatch.setattr(needs, "profile", lambda *_, **__: replace(machine, device=card))
-    with pytest.raises(ConfigError, match="don't compute layers with recurrent states"):
-        needs.survey(each, ())
+    """Before it listens, and not when somebody first asks for the model."""
+    build("LFM2", tmp_path)
+    settings = [Settings(model=str(tmp_path))]
+    monkeypatch.setattr(needs, "profile", lambda *_, **__: MACHINE)
+    (found,) = needs.survey(settings, ()).needs
+    assert found.architecture == "Lfm2ForCausalLM" and 0 < found.weight_bytes < found.resident_bytes
+    monkeypatch.setattr(needs, "profile", lambda *_, **__: BESIDE_A_CARD)
+    with pytest.raises(ConfigError, match="layers with recurrent states"):
+        needs.survey(settings, ())

@@ -1,5 +1,5 @@
 /* Operands of exact products of integer activations and weights with a scale for each group of 32, 64 or 128 inputs:
- * 4-bit codes (Int4Tensor) and INT8 in groups. grouped_products.cu has the products.
+ * 4-bit codes (Int4Tensor), INT8 in groups, and planes of it. grouped_products.cu has the products.
  *
  * A byte has the codes of two inputs, 2i in its low half. codes_quantize_* writes the even ones of each 8 inputs before
  * the odd ones, so that the low halves and the high halves of 4 bytes meet 4 activations each without any
@@ -41,7 +41,8 @@ typedef struct {
     const float *token_scales;
     const int *group_sums; /* [num_tokens, num_groups]: sums of the activations */
     int num_tokens, padded;
-    const int8 *weights;          /* [out_features, in_features], or two codes in a byte */
+    const int8 *weights;          /* [out_features, in_features], or two codes in a byte; of planes the upper one */
+    const int8 *lower;            /* the lower plane; null: 8 in every place */
     const void *scale, *minimum;  /* [out_features, num_groups / block_groups]; minimum may be null */
     const int8 *sub_scale;        /* [out_features, num_groups], or null */
     const unsigned char *sub_minimum;
@@ -93,16 +94,26 @@ __device__ inline void write_total(const grouped &l, int token, int column, doub
     l.y[(int64)token * l.out_features + column] = l.bias ? y + l.bias[column] : y;
 }
 
+/* How weights lie: two codes in a byte, INT8, or two inputs in a byte of each plane. */
+enum { CODES, BYTES, PLANES_IN_GROUPS };
+/* Bytes of so many inputs, of planes in each. */
+template <int FORM> __device__ inline int bytes_of(int num_inputs) {
+    return FORM == BYTES ? num_inputs : num_inputs / 2;
+}
+
 /* The weights of 32 inputs of a channel, as they lie in memory. */
-template <int BITS> struct packed {
-    int4 parts[BITS / 4];
+template <int FORM> struct packed {
+    int4 parts[FORM == CODES ? 1 : 2];
 };
 
-/* Zeros if there are no such inputs. */
-template <int BITS> __device__ inline packed<BITS> load_packed(const int8 *at, bool is_there) {
-    packed<BITS> found;
-    for (int i = 0; i < BITS / 4; i++)
-        found.parts[i] = is_there ? __ldg((const int4 *)at + i) : make_int4(0, 0, 0, 0);
+/* Anything if there are no such inputs: activations are zeros there. `at` is a place in l.weights. */
+template <int FORM> __device__ inline packed<FORM> load_packed(const grouped &l, const int8 *at, bool is_there) {
+    packed<FORM> found;
+    found.parts[0] = is_there ? __ldg((const int4 *)at) : make_int4(0, 0, 0, 0);
+    if (FORM == BYTES) found.parts[1] = is_there ? __ldg((const int4 *)at + 1) : make_int4(0, 0, 0, 0);
+    if (FORM == PLANES_IN_GROUPS)
+        found.parts[1] = l.lower && is_there ? __ldg((const int4 *)(l.lower + (at - l.weights)))
+                                             : make_int4(HALF_STEPS, HALF_STEPS, HALF_STEPS, HALF_STEPS);
     return found;
 }
 
@@ -123,11 +134,16 @@ __device__ inline void unpack(const grouped &l, unsigned codes, int &even, int &
     even = (int)__byte_perm(first, second, 0x6420), odd = (int)__byte_perm(first, second, 0x7531);
 }
 
-/* Four words of bytes or codes -> bytes, in the order of the activations. */
-__device__ inline void unpack(const grouped &l, const packed<4> &from, int *words) {
+/* Words of bytes, codes or planes -> bytes, in the order of the activations. */
+__device__ inline void unpack(const grouped &l, const packed<CODES> &from, int *words) {
     const int codes[4] = {from.parts[0].x, from.parts[0].y, from.parts[0].z, from.parts[0].w};
     for (int i = 0; i < 4; i++) unpack(l, codes[i], words[2 * i], words[2 * i + 1]);
 }
-__device__ inline void unpack(const grouped &l, const packed<8> &from, int *words) {
+__device__ inline void unpack(const grouped &l, const packed<BYTES> &from, int *words) {
     *(int4 *)words = from.parts[0], *(int4 *)(words + 4) = from.parts[1];
+}
+__device__ inline void unpack(const grouped &l, const packed<PLANES_IN_GROUPS> &from, int *words) {
+    const int4 upper = from.parts[0], lower = from.parts[1];
+    *(int2 *)words = join(upper.x, lower.x), *(int2 *)(words + 2) = join(upper.y, lower.y);
+    *(int2 *)(words + 4) = join(upper.z, lower.z), *(int2 *)(words + 6) = join(upper.w, lower.w);
 }

@@ -1,5 +1,5 @@
 """CudaGroupedLinear: products on a GPU with weights that have a scale for each group of inputs. Weights are
-4-bit codes or INT8."""
+4-bit codes, INT8, or planes of INT8."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from penstock.kernels import reference
 from penstock.kernels.cuda.launcher import THREADS, Launcher, ceil_div
 from penstock.kernels.int4_tensor import CODEBOOKS, SCALE_CODES, Int4Tensor
 from penstock.kernels.operands import QuantizedTensor
+from penstock.kernels.planes_tensor import PlanesTensor
 
 #: Up to this many tokens, the weights are read as a stream, once per 4 tokens.
 MAX_GEMV_TOKENS = 16
@@ -31,10 +32,10 @@ CODEBOOK_ARGUMENTS = {
 
 
 class _Grouped(NamedTuple):
-    """What both formats are to the kernels."""
+    """What all formats are to the kernels."""
 
     form: str
-    weights: Tensor
+    weights: Tensor  # of planes the upper one
     scale: Tensor  # [out_features, num_groups / block_groups]
     group_size: int
     num_groups: int
@@ -43,6 +44,9 @@ class _Grouped(NamedTuple):
     sub_minimum: Tensor | None = None
     order: Tensor | None = None
     codebook: str = "signed"
+    lower: Tensor | None = None
+    #: As `form`, of the kernels that quantize activations.
+    rows: str = "groups"
 
 
 class CudaGroupedLinear:
@@ -64,28 +68,36 @@ class CudaGroupedLinear:
             x, _Grouped("groups", weight.qweight, weight.scale, size, weight.num_groups), bias
         )
 
+    def planes_product(self, x: Tensor, weight: PlanesTensor, bias: Tensor | None) -> Tensor:
+        """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features]."""
+        size = x.shape[1] // weight.num_groups
+        if size not in GROUP_SIZES:
+            return reference.linear(x, weight.joined(), bias, self._activations)
+        grouped = _Grouped(
+            "plane_groups", weight.upper, weight.scale, size, weight.num_groups, lower=weight.lower
+        )
+        return self._product(x, grouped, bias)
+
     def int4_product(self, x: Tensor, weight: Int4Tensor, bias: Tensor | None) -> Tensor:
         """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features]."""
         if weight.group_size not in GROUP_SIZES:
             return reference.int4_linear(x, weight, bias, self._activations)
         grouped = _Grouped(
             "codes", weight.codes, weight.scale, weight.group_size, weight.num_groups,
-            weight.minimum, weight.sub_scale, weight.sub_minimum, weight.order, weight.codebook,
+            weight.minimum, weight.sub_scale, weight.sub_minimum, weight.order, weight.codebook, rows="codes",
         )  # fmt: skip
         return self._product(x, grouped, bias)
 
     def _product(self, x: Tensor, weight: _Grouped, bias: Tensor | None) -> Tensor:
         (num_tokens, in_features), out_features = x.shape, weight.weights.shape[0]
         rows, token_scales, group_sums = self._quantize(x, weight)
-        weights = weight.weights
-        if weights.data_ptr() % 16:  # only a copy is sure to begin where 16 bytes can be read at once
-            weights = weights.clone()
+        weights, lower = _aligned(weight.weights), None if weight.lower is None else _aligned(weight.lower)
         y = x.new_empty(num_tokens, out_features)
         kernel, grid = _kernel(weight.form, num_tokens, out_features)
         self._launcher.launch(
             f"{weight.form}_{kernel}_{self._parts}", grid, THREADS,
             rows, token_scales, group_sums, num_tokens, rows.shape[1],
-            weights, weight.scale, weight.minimum, weight.sub_scale, weight.sub_minimum,
+            weights, lower, weight.scale, weight.minimum, weight.sub_scale, weight.sub_minimum,
             SCALE_CODES[weight.scale.dtype], weight.num_groups // weight.scale.shape[1], weight.group_size,
             *CODEBOOK_ARGUMENTS[weight.codebook], bias, in_features, out_features, y,
         )  # fmt: skip
@@ -100,11 +112,16 @@ class CudaGroupedLinear:
         token_scales = x.new_empty(num_tokens)
         group_sums = x.new_empty(num_tokens, weight.num_groups, dtype=torch.int32)
         self._launcher.launch(
-            f"{weight.form}_quantize_{self._parts}", (num_tokens,), THREADS,
+            f"{weight.rows}_quantize_{self._parts}", (num_tokens,), THREADS,
             x, x.stride(0), weight.order, in_features, padded, weight.group_size,
             rows, token_scales, group_sums,
         )  # fmt: skip
         return rows, token_scales, group_sums
+
+
+def _aligned(weights: Tensor) -> Tensor:
+    """The weights, or a copy: only a copy is sure to begin where 16 bytes can be read at once."""
+    return weights.clone() if weights.data_ptr() % 16 else weights
 
 
 def _kernel(form: str, num_tokens: int, out_features: int) -> tuple[str, tuple[int, int]]:

@@ -9,8 +9,8 @@
 enum { GROUP_WARPS = 8, SPAN = 1024, MOST_GROUPS = SPAN / 32 };
 
 /* The sums of products of a lane's 32 inputs. */
-template <int BITS, int TOKENS, int PARTS, int COLUMNS>
-__device__ inline void dot_groups(const grouped &l, const packed<BITS> *weights, const int4 (*staged)[2][32],
+template <int FORM, int TOKENS, int PARTS, int COLUMNS>
+__device__ inline void dot_groups(const grouped &l, const packed<FORM> *weights, const int4 (*staged)[2][32],
                                   int (*found)[TOKENS]) {
     int words[COLUMNS][8];
     for (int c = 0; c < COLUMNS; c++) unpack(l, weights[c], words[c]);
@@ -30,8 +30,8 @@ __device__ inline void dot_groups(const grouped &l, const packed<BITS> *weights,
  * groups to shared memory. Then a thread for each output element adds the groups in order, while other warps wait with
  * their next weights under way. Grid: groups of TOKENS tokens, then groups of channels, so that blocks that share
  * weights run side by side and read them from the L2 cache. */
-template <int BITS, int TOKENS, int PARTS> __device__ inline void gemv_groups(const grouped &l) {
-    enum { COLUMNS = TOKENS == 1 && BITS == 4 ? 4 : 2, CHANNELS = GROUP_WARPS * COLUMNS, ROWS = TOKENS * PARTS };
+template <int FORM, int TOKENS, int PARTS> __device__ inline void gemv_groups(const grouped &l) {
+    enum { COLUMNS = TOKENS == 1 && FORM == CODES ? 4 : 2, CHANNELS = GROUP_WARPS * COLUMNS, ROWS = TOKENS * PARTS };
     enum { AT_ONCE = TOKENS == 1 ? 1 : COLUMNS }; /* columns that share a look at the activations */
     __shared__ int4 staged[ROWS][2][32]; /* halves of a lane's 32 inputs apart: no bank has two of 8 lanes */
     __shared__ int sums[2][TOKENS][MOST_GROUPS], dots[TOKENS][MOST_GROUPS][CHANNELS + 1];
@@ -42,17 +42,17 @@ template <int BITS, int TOKENS, int PARTS> __device__ inline void gemv_groups(co
     const int first_column = blockIdx.y * CHANNELS, column = first_column + warp * COLUMNS;
     /* Warps beyond the last channel compute the last channel, and write nothing. */
     const int base = min(column, l.out_features - 1), last = min(COLUMNS - 1, l.out_features - 1 - base);
-    const int row_bytes = l.in_features / (8 / BITS);
-    const int8 *from = l.weights + (int64)base * row_bytes + 4 * BITS * lane;
+    const int row_bytes = bytes_of<FORM>(l.in_features);
+    const int8 *from = l.weights + (int64)base * row_bytes + bytes_of<FORM>(32 * lane);
     const int lanes = l.group_size / 32, my_group = lane / lanes, span_groups = MOST_GROUPS / lanes;
-    const int num_groups = l.in_features / l.group_size, shift = BITS == 4 ? l.shift : 0;
+    const int num_groups = l.in_features / l.group_size, shift = FORM == CODES ? l.shift : 0;
     const bool has_sums = l.minimum || l.sub_minimum;
     const int num_blocks = num_groups / l.block_groups;
     const int my_channel = threadIdx.x % CHANNELS, my_token = threadIdx.x / CHANNELS;
     double total = 0.0;
 
-    packed<BITS> next[COLUMNS];
-    for (int c = 0; c < COLUMNS; c++) next[c] = load_packed<BITS>(from + min(c, last) * row_bytes, 32 * lane < l.in_features);
+    packed<FORM> next[COLUMNS];
+    for (int c = 0; c < COLUMNS; c++) next[c] = load_packed<FORM>(l, from + min(c, last) * row_bytes, 32 * lane < l.in_features);
     for (int k = 0, group = 0, buffer = 0; k < l.in_features; k += SPAN, group += span_groups, buffer ^= 1) {
         for (int i = threadIdx.x; i < ROWS * SPAN / 16; i += blockDim.x) {
             const int r = i / (SPAN / 16), u = i % (SPAN / 16), row = first_token * PARTS + r;
@@ -67,22 +67,22 @@ template <int BITS, int TOKENS, int PARTS> __device__ inline void gemv_groups(co
                                      : 0;
         __syncthreads(); /* and all groups of the last span have been added */
 
-        from += SPAN * BITS / 8;
+        from += bytes_of<FORM>(SPAN);
         const bool has_next = k + SPAN + 32 * lane < l.in_features;
         const int mine = min(group + my_group, num_groups - 1);
         const int first_at = base * num_groups + mine;
         const int first_block = base * num_blocks + (l.block_groups == 1 ? mine : mine / l.block_groups);
         for (int c = 0; c < COLUMNS; c += AT_ONCE) {
-            packed<BITS> weights[AT_ONCE];
+            packed<FORM> weights[AT_ONCE];
             group_numbers numbers[AT_ONCE];
             for (int i = 0; i < AT_ONCE; i++) {
                 weights[i] = next[c + i];
                 const int there = min(c + i, last);
-                next[c + i] = load_packed<BITS>(from + there * row_bytes, has_next);
+                next[c + i] = load_packed<FORM>(l, from + there * row_bytes, has_next);
                 numbers[i] = load_numbers(l, first_at + there * num_groups, first_block + there * num_blocks);
             }
             int found[AT_ONCE][TOKENS];
-            dot_groups<BITS, TOKENS, PARTS, AT_ONCE>(l, weights, staged, found);
+            dot_groups<FORM, TOKENS, PARTS, AT_ONCE>(l, weights, staged, found);
             for (int i = 0; i < AT_ONCE; i++) {
                 for (int t = 0; t < TOKENS; t++)
                     for (int distance = 1; distance < lanes; distance *= 2)
@@ -156,7 +156,7 @@ __device__ inline void add_tile_group(const grouped &l, const tile_group &group,
         for (int j = 0; j < 4; j++) dots[t * PARTS][j] = 0;
 }
 
-template <int BITS, int PARTS> __device__ inline void tiled_groups(const grouped &l) {
+template <int FORM, int PARTS> __device__ inline void tiled_groups(const grouped &l) {
     enum { ROWS = GROUP_TILE * PARTS, HEIGHT = 4 * PARTS };
     __shared__ __align__(16) int xs[2][GROUP_WORDS][ROWS];
     __shared__ __align__(16) int ws[2][GROUP_WORDS][GROUP_TILE];
@@ -167,13 +167,13 @@ template <int BITS, int PARTS> __device__ inline void tiled_groups(const grouped
      * threads 128 to 191 the numbers of a channel's group, threads 192 to 255 the sum of a token's group. */
     const int x_row = thread % ROWS, x_half = thread / ROWS, role = thread / GROUP_TILE, mine = thread % GROUP_TILE;
     const int token = first_row / PARTS + mine, channel = min(first_column + mine, l.out_features - 1);
-    const int8 *w_from = l.weights + (int64)channel * (l.in_features / (8 / BITS));
+    const int8 *w_from = l.weights + (int64)channel * bytes_of<FORM>(l.in_features);
     const int first_at = channel * num_groups, first_block = channel * (num_groups / l.block_groups);
     const bool has_x = x_half < 2 && first_row + x_row < num_rows;
     const bool has_sum = role == 3 && token < l.num_tokens;
     const int8 *x_from = l.rows + (int64)(first_row + x_row) * l.padded + 16 * x_half;
     /* This thread computes rows y0 .. y0 + HEIGHT - 1 and channels x0 .. x0 + 3. */
-    const int x0 = 4 * (thread % 16), y0 = HEIGHT * (thread / 16), shift = BITS == 4 ? l.shift : 0;
+    const int x0 = 4 * (thread % 16), y0 = HEIGHT * (thread / 16), shift = FORM == CODES ? l.shift : 0;
     int dots[HEIGHT][4];
     double totals[4][4];
     for (int j = 0; j < 4; j++) {
@@ -182,11 +182,11 @@ template <int BITS, int PARTS> __device__ inline void tiled_groups(const grouped
     }
 
     int4 x = make_int4(0, 0, 0, 0);
-    packed<BITS> w;
+    packed<FORM> w;
     group_numbers numbers = {0.0f, 0.0f, 0};
     int sum = 0;
     if (has_x) x = *(const int4 *)x_from;
-    if (role == 0) w = load_packed<BITS>(w_from, true);
+    if (role == 0) w = load_packed<FORM>(l, w_from, true);
     if (role == 2) numbers = load_numbers(l, first_at, first_block);
     if (has_sum) sum = l.group_sums[(int64)token * num_groups];
     /* `left` inputs of the group come after this step. */
@@ -211,7 +211,7 @@ template <int BITS, int PARTS> __device__ inline void tiled_groups(const grouped
         const int next_group = left ? group : group + 1;
         if (k < l.in_features) {
             if (has_x) x = *(const int4 *)(x_from + k);
-            if (role == 0) w = load_packed<BITS>(w_from + k / (8 / BITS), true);
+            if (role == 0) w = load_packed<FORM>(l, w_from + bytes_of<FORM>(k), true);
             if (role == 2 && !left)
                 numbers = load_numbers(l, first_at + next_group, first_block + next_group / l.block_groups);
             if (has_sum) sum = l.group_sums[(int64)token * num_groups + next_group];
@@ -241,31 +241,39 @@ template <int BITS, int PARTS> __device__ inline void tiled_groups(const grouped
 #define GROUPED_KERNEL(name, min_blocks, function)                                                               \
     KERNEL __launch_bounds__(256, min_blocks)                                                                    \
         name(const int8 *rows, const float *token_scales, const int *group_sums, int num_tokens, int padded,     \
-             const int8 *weights, const void *scale, const void *minimum, const int8 *sub_scale,                 \
-             const unsigned char *sub_minimum, int scale_type, int block_groups, int group_size, int shift,      \
+             const int8 *weights, const int8 *lower, const void *scale, const void *minimum,                      \
+             const int8 *sub_scale, const unsigned char *sub_minimum, int scale_type, int block_groups, int group_size, int shift,      \
              int table_0, int table_1, int table_2, int table_3, const float *bias,                \
              int in_features, int out_features, float *y) {                                                      \
-        const grouped l = {rows,       token_scales, group_sums, num_tokens, padded,      weights,               \
+        const grouped l = {rows,       token_scales, group_sums, num_tokens, padded,      weights, lower,        \
                            scale,      minimum,      sub_scale,  sub_minimum, scale_type, block_groups,          \
                            group_size, shift,        table_0,    table_1,    table_2,     table_3,               \
                            bias,       in_features,  out_features, y};                              \
         function(l);                                                                                             \
     }
 
-/* codes_* are for 4-bit codes, groups_* for INT8. The names are *_gemv_TOKENS_PARTS and *_tiled_PARTS. */
-GROUPED_KERNEL(codes_gemv_1_1, 3, (gemv_groups<4, 1, 1>))
-GROUPED_KERNEL(codes_gemv_2_1, 3, (gemv_groups<4, 2, 1>))
-GROUPED_KERNEL(codes_gemv_4_1, 3, (gemv_groups<4, 4, 1>))
-GROUPED_KERNEL(codes_gemv_1_2, 3, (gemv_groups<4, 1, 2>))
-GROUPED_KERNEL(codes_gemv_2_2, 3, (gemv_groups<4, 2, 2>))
-GROUPED_KERNEL(codes_gemv_4_2, 3, (gemv_groups<4, 4, 2>))
-GROUPED_KERNEL(codes_tiled_1, 2, (tiled_groups<4, 1>))
-GROUPED_KERNEL(codes_tiled_2, 2, (tiled_groups<4, 2>))
-GROUPED_KERNEL(groups_gemv_1_1, 3, (gemv_groups<8, 1, 1>))
-GROUPED_KERNEL(groups_gemv_2_1, 3, (gemv_groups<8, 2, 1>))
-GROUPED_KERNEL(groups_gemv_4_1, 3, (gemv_groups<8, 4, 1>))
-GROUPED_KERNEL(groups_gemv_1_2, 3, (gemv_groups<8, 1, 2>))
-GROUPED_KERNEL(groups_gemv_2_2, 3, (gemv_groups<8, 2, 2>))
-GROUPED_KERNEL(groups_gemv_4_2, 3, (gemv_groups<8, 4, 2>))
-GROUPED_KERNEL(groups_tiled_1, 2, (tiled_groups<8, 1>))
-GROUPED_KERNEL(groups_tiled_2, 2, (tiled_groups<8, 2>))
+/* codes_* are for 4-bit codes, groups_* for INT8, plane_groups_* for planes. The names are *_gemv_TOKENS_PARTS and *_tiled_PARTS. */
+GROUPED_KERNEL(codes_gemv_1_1, 3, (gemv_groups<CODES, 1, 1>))
+GROUPED_KERNEL(codes_gemv_2_1, 3, (gemv_groups<CODES, 2, 1>))
+GROUPED_KERNEL(codes_gemv_4_1, 3, (gemv_groups<CODES, 4, 1>))
+GROUPED_KERNEL(codes_gemv_1_2, 3, (gemv_groups<CODES, 1, 2>))
+GROUPED_KERNEL(codes_gemv_2_2, 3, (gemv_groups<CODES, 2, 2>))
+GROUPED_KERNEL(codes_gemv_4_2, 3, (gemv_groups<CODES, 4, 2>))
+GROUPED_KERNEL(codes_tiled_1, 2, (tiled_groups<CODES, 1>))
+GROUPED_KERNEL(codes_tiled_2, 2, (tiled_groups<CODES, 2>))
+GROUPED_KERNEL(groups_gemv_1_1, 3, (gemv_groups<BYTES, 1, 1>))
+GROUPED_KERNEL(groups_gemv_2_1, 3, (gemv_groups<BYTES, 2, 1>))
+GROUPED_KERNEL(groups_gemv_4_1, 3, (gemv_groups<BYTES, 4, 1>))
+GROUPED_KERNEL(groups_gemv_1_2, 3, (gemv_groups<BYTES, 1, 2>))
+GROUPED_KERNEL(groups_gemv_2_2, 3, (gemv_groups<BYTES, 2, 2>))
+GROUPED_KERNEL(groups_gemv_4_2, 3, (gemv_groups<BYTES, 4, 2>))
+GROUPED_KERNEL(groups_tiled_1, 2, (tiled_groups<BYTES, 1>))
+GROUPED_KERNEL(groups_tiled_2, 2, (tiled_groups<BYTES, 2>))
+GROUPED_KERNEL(plane_groups_gemv_1_1, 3, (gemv_groups<PLANES_IN_GROUPS, 1, 1>))
+GROUPED_KERNEL(plane_groups_gemv_2_1, 3, (gemv_groups<PLANES_IN_GROUPS, 2, 1>))
+GROUPED_KERNEL(plane_groups_gemv_4_1, 3, (gemv_groups<PLANES_IN_GROUPS, 4, 1>))
+GROUPED_KERNEL(plane_groups_gemv_1_2, 3, (gemv_groups<PLANES_IN_GROUPS, 1, 2>))
+GROUPED_KERNEL(plane_groups_gemv_2_2, 3, (gemv_groups<PLANES_IN_GROUPS, 2, 2>))
+GROUPED_KERNEL(plane_groups_gemv_4_2, 3, (gemv_groups<PLANES_IN_GROUPS, 4, 2>))
+GROUPED_KERNEL(plane_groups_tiled_1, 2, (tiled_groups<PLANES_IN_GROUPS, 1>))
+GROUPED_KERNEL(plane_groups_tiled_2, 2, (tiled_groups<PLANES_IN_GROUPS, 2>))

@@ -68,7 +68,8 @@ typedef struct {
     const int8 *rows; /* [num_tokens * PARTS, padded] */
     const float *token_scales;
     int num_tokens, padded;
-    const int8 *qweight;       /* [out_features, in_features] */
+    const int8 *qweight;       /* [out_features, in_features]; of planes the upper one, of half the bytes */
+    const int8 *lower;         /* the lower plane; null: 8 in every place */
     const float *scale, *bias; /* [out_features]; bias may be null */
     int in_features, out_features;
     float *y; /* [num_tokens, out_features] */
@@ -79,13 +80,35 @@ __device__ inline void write_output(const linear &l, int token, int column, int6
     l.y[(int64)token * l.out_features + column] = l.bias ? y + l.bias[column] : y;
 }
 
-/* Inputs k to k + 15 of one output channel, with zeros beyond the last channel or input. ALIGNED says that
- * in_features and the matrix's address are multiples of 16, as in all usual models; otherwise bytes are read one by
- * one. */
-template <bool ALIGNED> __device__ inline int4 load_weights(const linear &l, int column, int k) {
+/* Two planes (PlanesTensor): a word of each -> the integers of 8 inputs. An integer q + 128 is 16 upper + lower, and a
+ * byte has the first of two inputs in its low half. */
+__device__ inline int2 join(unsigned upper, unsigned lower) {
+    const unsigned even = (((upper << 4) & 0xf0f0f0f0u) | (lower & 0x0f0f0f0fu)) ^ 0x80808080u;
+    const unsigned odd = ((upper & 0xf0f0f0f0u) | ((lower >> 4) & 0x0f0f0f0fu)) ^ 0x80808080u;
+    return make_int2(__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362));
+}
+
+/* What stands in for 8 inputs of a lower plane that is not there. */
+enum { HALF_STEPS = (int)0x88888888u };
+
+/* How a matrix lies: integers, of which in_features and the address are multiples of 16, as in all usual models; any
+ * others, which are read one by one; or planes, of which in_features is a multiple of 16 and the addresses of 8. */
+enum { ALIGNED, ANY, PLANES };
+
+/* Inputs k to k + 15 of one output channel as they lie in memory: of planes 8 bytes of each, joined by integers().
+ * Beyond the last channel or input they are zero bytes, which are no zeros of planes: activations are zeros beyond the
+ * last input, and nobody writes such a channel. */
+template <int FORM> __device__ inline int4 load_weights(const linear &l, int column, int k) {
     if (column >= l.out_features || k >= l.in_features) return make_int4(0, 0, 0, 0);
+    if (FORM == PLANES) {
+        const int64 first = ((int64)column * l.in_features + k) / 2;
+        const int2 upper = __ldg((const int2 *)(l.qweight + first));
+        const int2 lower =
+            l.lower ? __ldg((const int2 *)(l.lower + first)) : make_int2(HALF_STEPS, HALF_STEPS);
+        return make_int4(upper.x, upper.y, lower.x, lower.y);
+    }
     const int8 *at = l.qweight + (int64)column * l.in_features + k;
-    if (ALIGNED) {
+    if (FORM == ALIGNED) {
         return __ldg((const int4 *)at);
     } else {
         unsigned words[4] = {0, 0, 0, 0};
@@ -93,6 +116,13 @@ template <bool ALIGNED> __device__ inline int4 load_weights(const linear &l, int
             if (k + i < l.in_features) words[i / 4] |= (unsigned)(at[i] & 255) << (8 * (i % 4));
         return make_int4(words[0], words[1], words[2], words[3]);
     }
+}
+
+/* What load_weights() gave -> 16 integers, where they are needed: joining waits for what was loaded ahead. */
+template <int FORM> __device__ inline int4 integers(int4 loaded) {
+    if (FORM != PLANES) return loaded;
+    const int2 first = join(loaded.x, loaded.z), second = join(loaded.y, loaded.w);
+    return make_int4(first.x, first.y, second.x, second.y);
 }
 
 __device__ inline int dot16(int4 a, int4 b, int sum) {
@@ -107,7 +137,7 @@ __device__ inline int dot16(int4 a, int4 b, int sum) {
  * Grid: groups of GEMV_WARPS * COLUMNS channels, then groups of TOKENS tokens. */
 enum { GEMV_WARPS = 8, CHUNK = 2048 };
 
-template <int TOKENS, int PARTS, bool ALIGNED> __device__ inline void gemv(const linear &l) {
+template <int TOKENS, int PARTS, int FORM> __device__ inline void gemv(const linear &l) {
     enum { ROWS = TOKENS * PARTS, COLUMNS = ROWS > 4 ? 4 : 2 };
     __shared__ int4 staged[ROWS][CHUNK / 16];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -131,7 +161,9 @@ template <int TOKENS, int PARTS, bool ALIGNED> __device__ inline void gemv(const
         for (int u = lane; u < units; u += 32) {
             int4 weights[COLUMNS];
             for (int c = 0; c < COLUMNS; c++)
-                weights[c] = load_weights<ALIGNED>(l, column + c, chunk + 16 * u);
+                weights[c] = load_weights<FORM>(l, column + c, chunk + 16 * u);
+            if (FORM == PLANES)
+                for (int c = 0; c < COLUMNS; c++) weights[c] = integers<FORM>(weights[c]);
             for (int r = 0; r < ROWS; r++) {
                 const int4 x = staged[r][u];
                 for (int c = 0; c < COLUMNS; c++) sums[c][r] = dot16(weights[c], x, sums[c][r]);
@@ -157,7 +189,7 @@ template <int TOKENS, int PARTS, bool ALIGNED> __device__ inline void gemv(const
  * Grid: tiles of rows, then tiles of channels, so that blocks that share weights run side by side. */
 enum { TILE_COLUMNS = 128, TILE_WORDS = 8 };
 
-template <int HEIGHT, int PARTS, bool ALIGNED> __device__ inline void tiled(const linear &l) {
+template <int HEIGHT, int PARTS, int FORM> __device__ inline void tiled(const linear &l) {
     enum { ROWS = 16 * HEIGHT };
     __shared__ __align__(16) int xs[2][TILE_WORDS][ROWS];
     __shared__ __align__(16) int ws[2][TILE_WORDS][TILE_COLUMNS];
@@ -176,13 +208,14 @@ template <int HEIGHT, int PARTS, bool ALIGNED> __device__ inline void tiled(cons
 
     int4 x = make_int4(0, 0, 0, 0), w;
     if (has_x && is_row) x = *(const int4 *)x_from;
-    w = load_weights<ALIGNED>(l, first_column + column, 16 * half);
+    w = load_weights<FORM>(l, first_column + column, 16 * half);
     for (int k = 0, buffer = 0; k < l.padded; k += 4 * TILE_WORDS, buffer ^= 1) {
         if (has_x) {
             int (*to)[ROWS] = xs[buffer] + 4 * x_half;
             to[0][x_row] = x.x, to[1][x_row] = x.y, to[2][x_row] = x.z, to[3][x_row] = x.w;
         }
         int (*to)[TILE_COLUMNS] = ws[buffer] + 4 * half;
+        w = integers<FORM>(w);
         to[0][column] = w.x, to[1][column] = w.y, to[2][column] = w.z, to[3][column] = w.w;
         /* Buffers alternate, so one barrier is enough: a thread that writes a buffer has passed the barrier that
          * follows the buffer's last use by all threads. */
@@ -190,7 +223,7 @@ template <int HEIGHT, int PARTS, bool ALIGNED> __device__ inline void tiled(cons
         const int next = k + 4 * TILE_WORDS;
         if (next < l.padded) {
             if (has_x && is_row) x = *(const int4 *)(x_from + next);
-            w = load_weights<ALIGNED>(l, first_column + column, next + 16 * half);
+            w = load_weights<FORM>(l, first_column + column, next + 16 * half);
         }
 #pragma unroll 4
         for (int word = 0; word < TILE_WORDS; word++) {
@@ -219,31 +252,59 @@ template <int HEIGHT, int PARTS, bool ALIGNED> __device__ inline void tiled(cons
 
 #define LINEAR_PARAMETERS                                                                         \
     const int8 *rows, const float *token_scales, int num_tokens, int padded, const int8 *qweight, \
-        const float *scale, const float *bias, int in_features, int out_features, float *y
-#define LINEAR_KERNEL(name, min_blocks, function)                                  \
-    KERNEL __launch_bounds__(256, min_blocks) name(LINEAR_PARAMETERS) {            \
-        const linear l = {rows,  token_scales, num_tokens,  padded,       qweight, \
-                          scale, bias,         in_features, out_features, y};      \
-        function(l);                                                               \
+        const int8 *lower, const float *scale, const float *bias, int in_features, int out_features, float *y
+#define LINEAR_KERNEL(name, min_blocks, function)                                          \
+    KERNEL __launch_bounds__(256, min_blocks) name(LINEAR_PARAMETERS) {                    \
+        const linear l = {rows,  token_scales, num_tokens,  padded,       qweight, lower, \
+                          scale, bias,         in_features, out_features, y};              \
+        function(l);                                                                       \
     }
 
-/* The names are gemv_TOKENS_PARTS and tiled_HEIGHT_PARTS; "any" kernels are for matrices that are not ALIGNED. */
-LINEAR_KERNEL(gemv_1_1, 4, (gemv<1, 1, true>))
-LINEAR_KERNEL(gemv_2_1, 4, (gemv<2, 1, true>))
-LINEAR_KERNEL(gemv_4_1, 4, (gemv<4, 1, true>))
-LINEAR_KERNEL(gemv_8_1, 2, (gemv<8, 1, true>))
-LINEAR_KERNEL(gemv_1_2, 4, (gemv<1, 2, true>))
-LINEAR_KERNEL(gemv_2_2, 4, (gemv<2, 2, true>))
-LINEAR_KERNEL(gemv_4_2, 2, (gemv<4, 2, true>))
-LINEAR_KERNEL(gemv_8_2, 2, (gemv<8, 2, true>))
-LINEAR_KERNEL(gemv_any_1, 2, (gemv<8, 1, false>))
-LINEAR_KERNEL(gemv_any_2, 2, (gemv<8, 2, false>))
-LINEAR_KERNEL(tiled_4_1, 2, (tiled<4, 1, true>))
-LINEAR_KERNEL(tiled_8_1, 2, (tiled<8, 1, true>))
-LINEAR_KERNEL(tiled_4_2, 2, (tiled<4, 2, true>))
-LINEAR_KERNEL(tiled_8_2, 2, (tiled<8, 2, true>))
-LINEAR_KERNEL(tiled_any_1, 2, (tiled<8, 1, false>))
-LINEAR_KERNEL(tiled_any_2, 2, (tiled<8, 2, false>))
+/* The names are gemv_TOKENS_PARTS and tiled_HEIGHT_PARTS; "any" kernels are for matrices that are not ALIGNED, planes_*
+ * for planes. */
+LINEAR_KERNEL(gemv_1_1, 4, (gemv<1, 1, ALIGNED>))
+LINEAR_KERNEL(gemv_2_1, 4, (gemv<2, 1, ALIGNED>))
+LINEAR_KERNEL(gemv_4_1, 4, (gemv<4, 1, ALIGNED>))
+LINEAR_KERNEL(gemv_8_1, 2, (gemv<8, 1, ALIGNED>))
+LINEAR_KERNEL(gemv_1_2, 4, (gemv<1, 2, ALIGNED>))
+LINEAR_KERNEL(gemv_2_2, 4, (gemv<2, 2, ALIGNED>))
+LINEAR_KERNEL(gemv_4_2, 2, (gemv<4, 2, ALIGNED>))
+LINEAR_KERNEL(gemv_8_2, 2, (gemv<8, 2, ALIGNED>))
+LINEAR_KERNEL(gemv_any_1, 2, (gemv<8, 1, ANY>))
+LINEAR_KERNEL(gemv_any_2, 2, (gemv<8, 2, ANY>))
+LINEAR_KERNEL(tiled_4_1, 2, (tiled<4, 1, ALIGNED>))
+LINEAR_KERNEL(tiled_8_1, 2, (tiled<8, 1, ALIGNED>))
+LINEAR_KERNEL(tiled_4_2, 2, (tiled<4, 2, ALIGNED>))
+LINEAR_KERNEL(tiled_8_2, 2, (tiled<8, 2, ALIGNED>))
+LINEAR_KERNEL(tiled_any_1, 2, (tiled<8, 1, ANY>))
+LINEAR_KERNEL(tiled_any_2, 2, (tiled<8, 2, ANY>))
+LINEAR_KERNEL(planes_gemv_1_1, 4, (gemv<1, 1, PLANES>))
+LINEAR_KERNEL(planes_gemv_2_1, 4, (gemv<2, 1, PLANES>))
+LINEAR_KERNEL(planes_gemv_4_1, 4, (gemv<4, 1, PLANES>))
+LINEAR_KERNEL(planes_gemv_8_1, 2, (gemv<8, 1, PLANES>))
+LINEAR_KERNEL(planes_gemv_1_2, 4, (gemv<1, 2, PLANES>))
+LINEAR_KERNEL(planes_gemv_2_2, 4, (gemv<2, 2, PLANES>))
+LINEAR_KERNEL(planes_gemv_4_2, 2, (gemv<4, 2, PLANES>))
+LINEAR_KERNEL(planes_gemv_8_2, 2, (gemv<8, 2, PLANES>))
+LINEAR_KERNEL(planes_tiled_4_1, 2, (tiled<4, 1, PLANES>))
+LINEAR_KERNEL(planes_tiled_8_1, 2, (tiled<8, 1, PLANES>))
+LINEAR_KERNEL(planes_tiled_4_2, 2, (tiled<4, 2, PLANES>))
+LINEAR_KERNEL(planes_tiled_8_2, 2, (tiled<8, 2, PLANES>))
+
+/* Planes of num_bytes each -> integers, for products that take no planes. Rows have no gaps, so that only bytes count.
+ * is_aligned says that addresses and num_bytes are multiples of 8. One thread for 4 bytes of a plane. */
+KERNEL join_planes(const int8 *upper, const int8 *lower, int num_bytes, int is_aligned, int8 *qweight) {
+    const int first = 4 * (blockIdx.x * blockDim.x + threadIdx.x), count = min(4, num_bytes - first);
+    if (is_aligned && count == 4) {
+        *(int2 *)(qweight + 2 * (int64)first) =
+            join(__ldg((const int *)(upper + first)), lower ? __ldg((const int *)(lower + first)) : HALF_STEPS);
+        return;
+    }
+    for (int i = first; i < first + count; i++) {
+        const int both = join(upper[i] & 255, lower ? lower[i] & 255 : HALF_STEPS).x;
+        qweight[2 * (int64)i] = (int8)both, qweight[2 * (int64)i + 1] = (int8)(both >> 8);
+    }
+}
 
 /* Sums of torch's INT8 product, int32 [num_tokens * PARTS, num_columns], of the channels from first_column on -> y.
  * Grid: tokens, then blocks of columns. */
@@ -260,7 +321,7 @@ __device__ inline void combine(const int *sums, int first_column, int num_column
     KERNEL combine_##parts(const int *sums, int first_column, int num_columns, const float *token_scales, \
                            int num_tokens, const float *scale, const float *bias, int out_features,       \
                            float *y) {                                                                    \
-        const linear l = {0, token_scales, num_tokens, 0, 0, scale, bias, 0, out_features, y};            \
+        const linear l = {0, token_scales, num_tokens, 0, 0, 0, scale, bias, 0, out_features, y};         \
         combine<parts>(sums, first_column, num_columns, l);                                               \
     }
 COMBINE_KERNEL(1)

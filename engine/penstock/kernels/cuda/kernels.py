@@ -27,6 +27,7 @@ from penstock.kernels.operands import (
     QuantizedTensor,
     RouterFunction,
 )
+from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.plain import PlainRecurrences
 from penstock.spec import INT8
@@ -46,7 +47,7 @@ class CudaKernels(PlainRecurrences):
         has_own_threads=True,
         gathers_keys=False,
         workspace_factor=1.0,
-        matrices=(QuantizedTensor, Int4Tensor, StackedMatrix, HeadBlocks),
+        matrices=(QuantizedTensor, Int4Tensor, PlanesTensor, StackedMatrix, HeadBlocks),
         group_sizes=GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
         has_recurrence=False,
@@ -67,8 +68,7 @@ class CudaKernels(PlainRecurrences):
         return self
 
     def with_int8_activations(self) -> CudaKernels:
-        """The same kernels: nobody asks a GPU so far."""
-        return self
+        return CudaKernels(self._launcher, "int8")
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, StackedMatrix):
@@ -77,6 +77,10 @@ class CudaKernels(PlainRecurrences):
             return weight.product(self.linear, x)
         if isinstance(weight, Int4Tensor):
             return self._grouped_linear.int4_product(x, weight, bias)
+        if isinstance(weight, PlanesTensor):
+            grouped = weight.num_groups > 1
+            product = self._grouped_linear.planes_product if grouped else self._linear.product
+            return product(x, weight, bias)
         if not isinstance(weight, QuantizedTensor):
             raise self.traits.unknown_matrix(weight)
         if weight.num_groups > 1:

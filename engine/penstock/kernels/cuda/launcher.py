@@ -18,8 +18,8 @@ HEIGHTS = {64: (8, 32), 128: (8, 32), 256: (4, 8)}
 THREADS = 256
 
 #: The kernels' parameters: a letter for the type of each, Pointer, Number (64 bits), Int (32 bits) or Float.
-_LINEAR = "PPIIPPPIIP"
-_GROUPED = "PPPIIPPPPPIIIIIIIIPIIP"
+_LINEAR = "PPIIPPPPIIP"
+_GROUPED = "PPPIIPPPPPPIIIIIIIIPIIP"
 _ATTENTION = "PNPPIIIIIPIPPPIFFIIPPIIPPPPI"
 SIGNATURES: dict[str, str] = {
     "rms_norm": "PNIPFFP",
@@ -42,15 +42,21 @@ SIGNATURES: dict[str, str] = {
         for height in heights
         for form in ("", "_int8")
     },
+    "join_planes": "PPIIP",
     **{f"gemv_{tokens}_{parts}": _LINEAR for tokens in (1, 2, 4, 8, "any") for parts in (1, 2)},
     **{f"{form}_quantize_{parts}": "PNPIIIPPP" for form in ("codes", "groups") for parts in (1, 2)},
     **{
         f"{form}_{kind}_{parts}": _GROUPED
-        for form in ("codes", "groups")
+        for form in ("codes", "groups", "plane_groups")
         for kind in ("gemv_1", "gemv_2", "gemv_4", "tiled")
         for parts in (1, 2)
     },
     **{f"tiled_{height}_{parts}": _LINEAR for height in (4, 8, "any") for parts in (1, 2)},
+    **{
+        f"planes_{kind}_{parts}": _LINEAR
+        for kind in ("gemv_1", "gemv_2", "gemv_4", "gemv_8", "tiled_4", "tiled_8")
+        for parts in (1, 2)
+    },
 }
 _C_TYPES: dict[str, type[ctypes._SimpleCData[Any]]] = {
     "P": ctypes.c_void_p,

@@ -22,6 +22,7 @@ from penstock.kernels.operands import (
     Matrix,
     QuantizedTensor,
 )
+from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import Kernels
 from penstock.kernels.reference import ReferenceKernels
 from penstock.spec import FLOAT16, FLOAT32, INT8, LATENT_FLOAT16, KVLayout
@@ -87,7 +88,7 @@ def cases(num_multiprocessors: int) -> Iterator[Case]:
 
 def _products(draw: torch.Generator, sizes: tuple[int, ...]) -> Iterator[Case]:
     for name, matrix, in_features in _matrices(draw):
-        for num_tokens in sizes if name == f"INT8, {IN_FEATURES} inputs" else sizes[:-1]:
+        for num_tokens in sizes if name.endswith(f", {IN_FEATURES} inputs") else sizes[:-1]:
             x = torch.randn(num_tokens, in_features, generator=draw)
 
             def call(
@@ -102,15 +103,15 @@ def _matrices(draw: torch.Generator) -> Iterator[tuple[str, Matrix, int]]:
     for in_features in (IN_FEATURES, ODD_FEATURES):
         shape = (OUT_FEATURES, in_features)
         qweight = torch.randint(-127, 128, shape, dtype=torch.int8, generator=draw)
-        yield (
-            f"INT8, {in_features} inputs",
-            QuantizedTensor(qweight, torch.rand(shape[0], generator=draw)),
-            in_features,
-        )
+        whole = QuantizedTensor(qweight, torch.rand(shape[0], generator=draw))
+        yield f"INT8, {in_features} inputs", whole, in_features
+        yield f"planes, {in_features} inputs", PlanesTensor.of(whole), in_features
+        yield f"upper planes, {in_features} inputs", PlanesTensor.of(whole).upper_alone(), in_features
     shape, groups = (OUT_FEATURES, IN_FEATURES), IN_FEATURES // 32
     qweight = torch.randint(-127, 128, shape, dtype=torch.int8, generator=draw)
     scale = torch.rand(OUT_FEATURES, groups, generator=draw)
     yield "INT8 in groups", QuantizedTensor(qweight, scale), IN_FEATURES
+    yield "planes in groups", PlanesTensor.of(QuantizedTensor(qweight, scale)), IN_FEATURES
     codes = torch.randint(0, 256, (OUT_FEATURES, IN_FEATURES // 2), dtype=torch.uint8, generator=draw)
     for codebook in ("signed", "mxfp4"):
         yield f"INT4 ({codebook})", Int4Tensor(codes, scale.bfloat16(), 32, codebook), IN_FEATURES

@@ -368,12 +368,10 @@ def test_what_can_not_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--shape", "solar-10.7b", "--host-memory", "1GiB"]) == 1
     assert "needs at least" in capsys.readouterr().err
     assert cli.main(["hardware", "/nowhere"]) == 2
-    for words, reason in (  # what serving would refuse on the card
-        (["lfm2-1.2b"], "layers with recurrent states"),
-        (["tinyllama-1.1b", "--weights", "planes"], "no product with a PlanesTensor"),
-    ):
-        assert cli.main(["plan", "--card", "GTX 1060", "--shape", *words]) == 2
-        assert reason in capsys.readouterr().err
+    # What serving would refuse on the card.
+    assert cli.main(["plan", "--card", "GTX 1060", "--shape", "lfm2-1.2b"]) == 2
+    assert "layers with recurrent states" in capsys.readouterr().err
+    assert cli.main(["plan", "--card", "GTX 1060", "--shape", "tinyllama-1.1b", "--weights", "planes"]) == 0
 
 
 @pytest.mark.parametrize("command", [["hardware", "."], ["plan", "--shape", "solar-10.7b"]])
