@@ -16,8 +16,8 @@ from penstock.kernel_tuning import KernelTuning
 from penstock.kernels import Kernels, QuantizedTensor, choose_kernels, fingerprint, native_build
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cuda.kept_check import card_identity
-from penstock.kernels.handed_product import HandedProduct
 from penstock.kernels.memory_reader import memory_readers
+from penstock.kernels.shared.handed_product import HandedProduct
 from penstock.kernels.tuning import trials, tune
 from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.hardware import (

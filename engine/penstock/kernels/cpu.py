@@ -16,7 +16,6 @@ from penstock.kernels.adapters.native import NativeLowRank
 from penstock.kernels.cpu_builds import load_library
 from penstock.kernels.cpu_experts import NativeExperts, UncomputedExperts
 from penstock.kernels.expert_records import MatrixRecord, padded_rows, token_bytes
-from penstock.kernels.handed_product import HandedProduct
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import CODEBOOK_BYTES, Int4Tensor, StackedMatrix
 from penstock.kernels.kv.clamped import ClampNotice
@@ -38,6 +37,7 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.native import NativeRecurrences
+from penstock.kernels.shared.handed_product import HandedProduct
 from penstock.kernels.sublayers.native import NativeSublayers
 from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, partial_bytes
 from penstock.kernels.sublayers.protocol import Sublayers
