@@ -28,6 +28,7 @@ from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import SamplingParams
+from penstock.memory.cuda_lane import PIECES_BYTES
 from penstock.memory.pages import PAGE
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES
 
@@ -109,7 +110,7 @@ def test_the_budget_is_shared(guessed: Guessed, card: PretendedCard) -> None:
         drafter = engine.draft_model
         assert drafter is not None and drafter.plan.at_home("device") and drafter.num_card_bytes > 0
         assert engine.plan.device_budget_bytes == budget - drafter.num_card_bytes
-        limit = budget - CUDA_CONTEXT_BYTES
+        limit = budget - CUDA_CONTEXT_BYTES + PIECES_BYTES
         # The limit is a share of the card, which torch rounds.
         assert card.memory.used_bytes < limit and abs(card.memory.limit_bytes - limit) < 4096
     del engine, drafter

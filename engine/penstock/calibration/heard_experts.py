@@ -41,7 +41,6 @@ class HeardExperts:
         self._hidden_size, self._width = hidden_size, width
         #: For each expert, its rows of each piece of the text, or what the expert made of them.
         self._rows: dict[int, list[Tensor]] = {}
-        self._is_heard = False
 
     def silent(self, numbers: Sequence[int], _: Sequence[int] = ()) -> Iterator[ExpertGroup]:
         """Experts that give zeros."""

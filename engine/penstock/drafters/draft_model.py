@@ -137,8 +137,9 @@ class DraftModel:
         """hardware: the machine before the draft model was there."""
         self._hardware = hardware
         self.model, self.plan, self.config = loaded.model, loaded.plan, loaded.config
-        self._predict = loaded.predict
-        self._measured = MeasuredPrice(lambda num_places: self._predict(num_places, num_places).seconds)
+        self._predict = predict = loaded.predict
+        # No reference to the draft model itself: a closed one gives its memory back at once.
+        self._measured = MeasuredPrice(lambda num_places: predict(num_places, num_places).seconds)
         #: Seconds that guesses have taken.
         self.spent_s = 0.0
         self._blocks = BlockManager(loaded.plan.num_kv_blocks, loaded.config.block_size, False)

@@ -12,6 +12,7 @@ import copy
 import time
 from collections.abc import Generator
 from collections.abc import Sequence as List
+from functools import partial
 
 import torch
 
@@ -120,9 +121,9 @@ class PlanesDrafter:
         self, model: Model, plan: MemoryPlan, blocks: BlockManager, config: EngineConfig, predict: Predict
     ) -> None:
         """blocks: of the model's keys and values. config: of the model. predict: the time of its steps."""
-        self._planes, self._blocks, self._predict = UpperPlanes(model.streamer), blocks, predict
-        self._plan, self._rows_per_token = plan, config.rows_per_token
-        self._measured = MeasuredPrice(self._predicted_s)
+        self._planes, self._blocks = UpperPlanes(model.streamer), blocks
+        # No reference to the drafter itself: a closed one gives its memory back at once.
+        self._measured = MeasuredPrice(partial(pass_s, plan, predict, config.rows_per_token))
         #: Seconds that guesses have taken.
         self.spent_s = 0.0
         family = model.executor.family
@@ -142,9 +143,6 @@ class PlanesDrafter:
     def seconds(self, num_places: int) -> float:
         """What a pass over so many places takes, as the last ones did; 0 if nothing was measured."""
         return self._measured.seconds(num_places)
-
-    def _predicted_s(self, num_places: int) -> float:
-        return pass_s(self._plan, self._predict, self._rows_per_token, num_places)
 
     def price(self, places: List[Place]) -> Price:
         """Guesser.price(): one level's."""

@@ -121,8 +121,8 @@ class Executor:
         compute device. K and V of the tokens are written. Inputs that have to be encoded are encoded before.
 
         is_cancelled() is called before each layer, or before some layers that are computed in one call. If
-        is_cancelled() says yes, sweep() raises Cancelled. The
-        KV cache then holds the step's tokens for some layers only, so the tokens must be computed again.
+        is_cancelled() says yes, sweep() raises Cancelled. The KV cache then holds the step's tokens for some
+        layers only, so the tokens must be computed again.
         observe(index, hidden) gets the hidden states after each layer. `hidden` is what the layers before the
         first one here made of the step's tokens; None: the tokens are embedded.
         """
