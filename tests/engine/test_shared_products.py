@@ -21,6 +21,7 @@ from penstock.engine import Engine
 from penstock.errors import ConfigError, StepFailed
 from penstock.kernels import Matrix, SharedKernels, SplitMatrix, choose_kernels
 from penstock.kernels.cpu import NativeKernels
+from penstock.memory.handover import cuda_handover
 from penstock.memory.handover.cuda_handover import CudaHandover
 from penstock.memory.hardware import DeviceProfile, HardwareProfile, capacities
 from penstock.memory.lane import find_lane
@@ -208,11 +209,47 @@ def test_a_result_that_nobody_takes_keeps_its_memory(
     their memory at once."""
     lane = find_lane("cuda")
     handover = lane.handover()
-    monkeypatch.setattr(handover, "_queue", lambda *_: [])  # the pretended card's queue keeps tensors
+    monkeypatch.setattr(handover, "_queue", lambda *_: None)  # the pretended card's queue keeps tensors
     result = weakref.ref(handover.begin(torch.ones(1, 4, device=lane.torch_device), 4, lambda rows: rows))
     assert result() is not None
     handover.join()
     assert result() is None
+    lane.close()
+
+
+@needs_card
+def test_what_a_queued_call_reads_outlives_a_failure(
+    card: PretendedCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two pieces can't be queued. The driver may still call the first one's product."""
+    lane = find_lane("cuda")
+    handover = lane.handover()
+    weight = random_matrix(Int8(), (64, 64))
+    product = NativeKernels(16).handed(weight)
+    records = list[weakref.ref[object]]()
+
+    class Watched:
+        function = product.function
+
+        def record(self, x: Tensor, y: Tensor) -> object:
+            if records:
+                raise MemoryError("no room for a record")
+            record = product.record(x, y)
+            records.append(weakref.ref(record))
+            return record
+
+    monkeypatch.setattr(cuda_handover, "HANDOVER_BYTES", 4 * (64 + 64))
+    x = torch.ones(2, 64, device=lane.torch_device)
+    with pytest.raises(MemoryError):
+        handover.begin(x, 64, lambda rows: rows, Watched())
+    assert records[0]() is not None
+    handover.begin(x[:1], 64, lambda rows: rows)
+    handover.join()
+    torch.cuda.synchronize()
+    handover.begin(x[:1], 64, lambda rows: rows)
+    assert records[0]() is None
+    handover.join()
+    torch.cuda.synchronize()
     lane.close()
 
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,16 +25,6 @@ from penstock.memory.planning.plan import HANDOVER_BYTES
 #: void (*)(void *user_data), which cuLaunchHostFunc takes.
 _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 FLOAT_BYTES = 4
-
-
-class HostProduct(Protocol):
-    """Compiled code that the driver can call: `function(address of a record)`."""
-
-    @property
-    def function(self) -> Any: ...
-
-    def record(self, x: Tensor, y: Tensor) -> Any:
-        """What the function takes for x and y on the host."""
 
 
 class CudaHandover:
@@ -52,8 +42,10 @@ class CudaHandover:
         #: Tensors that the stream still reads or writes. Nobody else may get their memory before join(), even
         #: if the step that they belong to was given up.
         self._held: list[Tensor] = []
-        #: Records of calls that may not be over before an event.
+        #: Records of calls that may not be over before an event, and those of calls that no event follows yet:
+        #: a record lives from before its call is queued, whatever fails in between.
         self._records: deque[tuple[torch.cuda.Event, list[Any]]] = deque()
+        self._new_records: list[Any] = []
         self._failure: BaseException | None = None
 
     def begin(
@@ -61,8 +53,9 @@ class CudaHandover:
         x: Tensor,
         out_features: int,
         compute: Callable[[Tensor], Tensor],
-        product: HostProduct | None = None,
+        product: Any = None,
     ) -> Tensor:
+        """`product` is a HostProduct, as kernels define it."""
         self.check()
         while self._records and self._records[0][0].query():  # type: ignore[no-untyped-call]
             self._records.popleft()
@@ -73,14 +66,14 @@ class CudaHandover:
         ready.record(torch.cuda.current_stream(self._device))
         self._stream.wait_event(ready)
         num_rows = max(1, HANDOVER_BYTES // FLOAT_BYTES // (x.shape[1] + out_features))
-        records = list[Any]()
         with torch.cuda.stream(self._stream):
             for first in range(0, x.shape[0], num_rows):
                 piece = x[first : first + num_rows], y[first : first + num_rows]
-                records += self._queue(*piece, compute, product)
+                self._queue(*piece, compute, product)
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._done.record(self._stream)
-        self._records.append((self._done, records))
+        self._records.append((self._done, self._new_records))
+        self._new_records = []
         return y
 
     def join(self) -> None:
@@ -118,24 +111,21 @@ class CudaHandover:
         self._work.clear()
         self._held.clear()
         self._records.clear()
+        self._new_records.clear()
 
-    def _queue(
-        self, x: Tensor, y: Tensor, compute: Callable[[Tensor], Tensor], product: HostProduct | None
-    ) -> list[Any]:
-        """The stream's order keeps one piece's use of the buffer apart from the next one's. Returns the
-        records of calls."""
+    def _queue(self, x: Tensor, y: Tensor, compute: Callable[[Tensor], Tensor], product: Any) -> None:
+        """The stream's order keeps one piece's use of the buffer apart from the next one's."""
         floats = self._buffer.view(torch.float32)
         rows = floats[: x.numel()].view(x.shape)
         result = floats[x.numel() : x.numel() + y.numel()].view(y.shape)
         rows.copy_(x, non_blocking=True)
-        records = list[Any]()
         if product is None:
             self.then(partial(self._compute, rows, result, compute))
         else:
-            records.append(product.record(rows, result))
-            self._call(product.function, ctypes.addressof(records[0]))
+            record = product.record(rows, result)
+            self._new_records.append(record)
+            self._call(product.function, ctypes.addressof(record))
         y.copy_(result, non_blocking=True)
-        return records
 
     def _run(self, _: int | None) -> None:
         """On the driver's thread."""
