@@ -15,7 +15,7 @@ from compiled import compiled
 from torch import Tensor
 
 from penstock.kernels.cuda.kernels import CudaKernels
-from penstock.kernels.cuda.launcher import SIGNATURES, pack
+from penstock.kernels.cuda.launcher import SIGNATURES, Arguments
 from penstock.kernels.cuda.nvrtc import source
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -64,8 +64,9 @@ class EmulatedLauncher:
         results = []
         for order in (0, 1) if self._finds_races else (len(self.launched) % 2,):
             with _guarded(tensors) as copies:
-                _, pointers = pack(name, [copies.get(n, value) for n, value in enumerate(values)])
-                self._library[f"emulate_{name}"](*(*grid, 1, 1)[:3], num_threads, pointers, order)
+                arguments = Arguments(SIGNATURES[name])
+                arguments.fill([copies.get(n, value) for n, value in enumerate(values)])
+                self._library[f"emulate_{name}"](*(*grid, 1, 1)[:3], num_threads, arguments.pointers, order)
                 results.append({n: copy.clone() for n, copy in copies.items()})
         for n, original in tensors.items():
             assert torch.equal(results[0][n], results[-1][n]), f"{name}: a race for argument {n}"

@@ -252,28 +252,17 @@ template <int FORM, int PARTS> __device__ inline void tiled_groups(const grouped
         function(l);                                                                                             \
     }
 
-/* codes_* are for 4-bit codes, groups_* for INT8, plane_groups_* for planes. The names are *_gemv_TOKENS_PARTS and *_tiled_PARTS. */
-GROUPED_KERNEL(codes_gemv_1_1, 3, (gemv_groups<CODES, 1, 1>))
-GROUPED_KERNEL(codes_gemv_2_1, 3, (gemv_groups<CODES, 2, 1>))
-GROUPED_KERNEL(codes_gemv_4_1, 3, (gemv_groups<CODES, 4, 1>))
-GROUPED_KERNEL(codes_gemv_1_2, 3, (gemv_groups<CODES, 1, 2>))
-GROUPED_KERNEL(codes_gemv_2_2, 3, (gemv_groups<CODES, 2, 2>))
-GROUPED_KERNEL(codes_gemv_4_2, 3, (gemv_groups<CODES, 4, 2>))
-GROUPED_KERNEL(codes_tiled_1, 2, (tiled_groups<CODES, 1>))
-GROUPED_KERNEL(codes_tiled_2, 2, (tiled_groups<CODES, 2>))
-GROUPED_KERNEL(groups_gemv_1_1, 3, (gemv_groups<BYTES, 1, 1>))
-GROUPED_KERNEL(groups_gemv_2_1, 3, (gemv_groups<BYTES, 2, 1>))
-GROUPED_KERNEL(groups_gemv_4_1, 3, (gemv_groups<BYTES, 4, 1>))
-GROUPED_KERNEL(groups_gemv_1_2, 3, (gemv_groups<BYTES, 1, 2>))
-GROUPED_KERNEL(groups_gemv_2_2, 3, (gemv_groups<BYTES, 2, 2>))
-GROUPED_KERNEL(groups_gemv_4_2, 3, (gemv_groups<BYTES, 4, 2>))
-GROUPED_KERNEL(groups_tiled_1, 2, (tiled_groups<BYTES, 1>))
-GROUPED_KERNEL(groups_tiled_2, 2, (tiled_groups<BYTES, 2>))
-GROUPED_KERNEL(plane_groups_gemv_1_1, 3, (gemv_groups<PLANES_IN_GROUPS, 1, 1>))
-GROUPED_KERNEL(plane_groups_gemv_2_1, 3, (gemv_groups<PLANES_IN_GROUPS, 2, 1>))
-GROUPED_KERNEL(plane_groups_gemv_4_1, 3, (gemv_groups<PLANES_IN_GROUPS, 4, 1>))
-GROUPED_KERNEL(plane_groups_gemv_1_2, 3, (gemv_groups<PLANES_IN_GROUPS, 1, 2>))
-GROUPED_KERNEL(plane_groups_gemv_2_2, 3, (gemv_groups<PLANES_IN_GROUPS, 2, 2>))
-GROUPED_KERNEL(plane_groups_gemv_4_2, 3, (gemv_groups<PLANES_IN_GROUPS, 4, 2>))
-GROUPED_KERNEL(plane_groups_tiled_1, 2, (tiled_groups<PLANES_IN_GROUPS, 1>))
-GROUPED_KERNEL(plane_groups_tiled_2, 2, (tiled_groups<PLANES_IN_GROUPS, 2>))
+/* The names are PREFIX_gemv_TOKENS_PARTS and PREFIX_tiled_PARTS. */
+#define GROUPED_KERNELS(prefix, kind)                                 \
+    GROUPED_KERNEL(prefix##_gemv_1_1, 3, (gemv_groups<kind, 1, 1>))   \
+    GROUPED_KERNEL(prefix##_gemv_2_1, 3, (gemv_groups<kind, 2, 1>))   \
+    GROUPED_KERNEL(prefix##_gemv_4_1, 3, (gemv_groups<kind, 4, 1>))   \
+    GROUPED_KERNEL(prefix##_gemv_1_2, 3, (gemv_groups<kind, 1, 2>))   \
+    GROUPED_KERNEL(prefix##_gemv_2_2, 3, (gemv_groups<kind, 2, 2>))   \
+    GROUPED_KERNEL(prefix##_gemv_4_2, 3, (gemv_groups<kind, 4, 2>))   \
+    GROUPED_KERNEL(prefix##_tiled_1, 2, (tiled_groups<kind, 1>))      \
+    GROUPED_KERNEL(prefix##_tiled_2, 2, (tiled_groups<kind, 2>))
+
+GROUPED_KERNELS(codes, CODES)
+GROUPED_KERNELS(groups, BYTES)
+GROUPED_KERNELS(plane_groups, PLANES_IN_GROUPS)

@@ -42,8 +42,8 @@ class CudaHandover:
         #: Tensors that the stream still reads or writes. Nobody else may get their memory before join(), even
         #: if the step that they belong to was given up.
         self._held: list[Tensor] = []
-        #: Records of calls that may not be over before an event, and those of calls that no event follows yet:
-        #: a record lives from before its call is queued, whatever fails in between.
+        #: Records of calls that may not be over before an event, and those that no event follows yet:
+        #: a record lives from before its call is queued on, whatever fails then.
         self._records: deque[tuple[torch.cuda.Event, list[Any]]] = deque()
         self._new_records: list[Any] = []
         self._failure: BaseException | None = None
