@@ -53,7 +53,7 @@ run: install
 
 # A test file stays in one process, so that its files of models are made once.
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 
 check: install
 	$(BIN)/ruff format --check .
