@@ -3,6 +3,7 @@ model, and the order in which two processes take the files."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -37,6 +38,15 @@ def pytest_unconfigure() -> None:
     if IS_FIRST_PROCESS:
         shutil.rmtree(os.environ[COMPILED], ignore_errors=True)
     shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def no_log_goes_to_a_former_test() -> Iterator[None]:
+    """A command that a test runs in this process adds a handler; pytest closes its stream after the test."""
+    yield
+    for handler in logging.root.handlers[:]:
+        if type(handler) is logging.StreamHandler:
+            logging.root.removeHandler(handler)
 
 
 def _unit(file: str) -> str:
