@@ -62,6 +62,7 @@ from penstock.weights.adapters.targets import Targets
 __all__ = ["Completion", "Engine", "ReportProgress"]
 
 ReportProgress = Callable[[int, int], None]
+GuessingModel = DraftModel | MTPDrafter | PlanesDrafter | TwoLevels
 
 
 class Engine:
@@ -84,7 +85,7 @@ class Engine:
         self.model = model
         #: What guesses for this model: a small model, the head that came with it, its own upper planes, or
         #: these with a small model before them.
-        self.draft_model: DraftModel | MTPDrafter | PlanesDrafter | TwoLevels | None = draft_model
+        self.draft_model: GuessingModel | None = draft_model
         self.plan = plan
         self.config = config
         self.spec, self.tokenizer = model.spec, model.tokenizer
@@ -280,6 +281,14 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or (self.piped is not None and self.piped.num_flights > 0)
+
+    @property
+    def guessers(self) -> tuple[GuessingModel, ...]:
+        """What guesses beside the texts. Of several, each step has the one that has brought most."""
+        model = self.draft_model
+        if isinstance(model, TwoLevels):
+            return model.rivals
+        return () if model is None else (model,)
 
     @property
     def nodes(self) -> tuple[NodeStatus, ...]:

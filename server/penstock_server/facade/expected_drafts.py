@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as List
 
 from penstock.config import EngineConfig
 from penstock.generation.drafting.expectation import (
@@ -20,13 +21,13 @@ NUM_SEQS = (1, 8, 32)
 
 
 def expected_drafts(
-    predict_s: Callable[[int], float], config: EngineConfig, num_kv_blocks: int, model: Assumed | None
+    predict_s: Callable[[int], float], config: EngineConfig, num_kv_blocks: int, models: List[Assumed]
 ) -> tuple[DraftingBody, ...]:
     """For each drafter and each number of sequences that has room. predict_s: seconds of a step by its
     tokens; 0 if nothing is known, and then nothing is expected."""
     if config.speculation == "off" or predict_s(1) <= 0:
         return ()
-    drafters = [*assumed_texts(), *([] if model is None else [model])]
+    drafters = [*assumed_texts(), *models]
     counts = [count for count in NUM_SEQS if count <= min(config.max_num_seqs, num_kv_blocks)]
     return tuple(
         _body(expected(drafter, count, predict_s, config)) for count in counts for drafter in drafters
@@ -61,4 +62,6 @@ def drafting_table(found: tuple[DraftingBody, ...]) -> list[str]:
             f"{duration(each.seconds)} (without {duration(each.plain_s)}{drafting}), "
             f"{rate(each.tokens_per_s)} tokens/s in place of {rate(each.plain_tokens_per_s)}"
         )
+    if any(each.source == "two_levels" for each in found):
+        lines.append("of two levels, planes and draft model, each step has the one that has brought most")
     return lines

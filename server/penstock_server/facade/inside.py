@@ -127,9 +127,8 @@ def _drafting(engine: Engine) -> tuple[DraftingBody, ...]:
     """What guesses should bring."""
     if engine.spec.state_bytes:
         return ()  # a state has no way back to the last guess that was right
-    model = engine.draft_model
-    drafter = None if model is None else model.assumed
-    return expected_drafts(engine.meter.known_s, engine.config, engine.plan.num_kv_blocks, drafter)
+    models = [each.assumed for each in engine.guessers]
+    return expected_drafts(engine.meter.known_s, engine.config, engine.plan.num_kv_blocks, models)
 
 
 def predicted_step(engine: Engine, num_tokens: int, num_sampled: int, num_encoded: int = 0) -> StepPrediction:

@@ -135,8 +135,8 @@ def expected_drafting(
     def predict_s(num_tokens: int) -> float:
         return predict(num_tokens, num_tokens).seconds
 
-    drafter = assumed_beside(plan, predict, config, draft)
-    return expected_drafts(predict_s, config, plan.num_kv_blocks, drafter)
+    drafters = assumed_beside(plan, predict, config, draft)
+    return expected_drafts(predict_s, config, plan.num_kv_blocks, drafters)
 
 
 def pooled_config(path: Path, config: EngineConfig) -> EngineConfig:

@@ -44,17 +44,18 @@ from penstock_server.settings.settings import Settings
 
 def assumed_beside(
     plan: MemoryPlan, predict: Predict, config: EngineConfig, draft: PlannedDraft | None
-) -> Assumed | None:
-    """What guesses for a model with this plan. predict: of its steps. Raises CapacityError if upper planes
-    that should guess are streamed, and ConfigError for a model that has none."""
-    small = None if draft is None else draft.drafter
+) -> list[Assumed]:
+    """What guesses for a model with this plan: of several, each step has the one that brings most. predict:
+    of its steps. Raises CapacityError if upper planes that should guess are streamed, and ConfigError for a
+    model that has none."""
+    small = [] if draft is None else [draft.drafter]
     if not config.draft_with_planes:
         return small
     if not any(layer.is_lower for layer in plan.layers):
         raise ConfigError(NO_PLANES)
     check_upper_planes(plan, draft is not None)
     planes = assumed_planes(functools.partial(pass_s, plan, predict, config.rows_per_token))
-    return planes if small is None else assumed_two_levels(small, planes)
+    return [*(assumed_two_levels(each, planes) for each in small), planes, *small]
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,9 @@ def test_upper_planes_and_a_small_model_before_them(capsys: pytest.CaptureFixtur
         )
         assert all(layer["home"] == "host" for layer in data["plan"]["layers"] if not layer["is_lower"])
         assert ("draft_model" in data) == bool(small)
+        # Each step has the one of them that brings most, so that each is told.
+        alone = [row["source"] for row in data["drafting"] if row["num_seqs"] == 1]
+        assert alone[2:] == (["two_levels", "planes", "draft_model"] if small else ["planes"])
     one, two = (row["drafting_s"] / row["num_levels"] for row in found.values())
     assert 0 < two < one and found["two_levels"]["plain_s"] > found["planes"]["plain_s"]
     both = json.dumps({"method": "planes", "model": "tinyllama-1.1b"})
