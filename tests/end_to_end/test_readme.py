@@ -27,7 +27,9 @@ def blocks(language: str, *files: str) -> list[str]:
 
 
 PYTHON = blocks("python", "README.md")
-SHELL = "\n".join(blocks("sh", "README.md", "server/README.md", "engine/README.md", "docker/GTX1060.md"))
+#: The files whose commands parse.
+GUIDES = ("README.md", "server/README.md", "engine/README.md", "engine/MEASURED.md", "docker/GTX1060.md")
+SHELL = "\n".join(blocks("sh", *GUIDES))
 COMMANDS = re.findall(
     r"^(?:\.venv/bin/)?penstock ([^$\n]*?)(?:\s+#.*)?$", SHELL.replace("\\\n", " "), re.MULTILINE
 )
