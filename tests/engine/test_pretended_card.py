@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +36,33 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, list[Com
     expected = engines.answer(engines.load(folder, "cpu", kernels="reference"))
     # Two staging slots and three layers that come from disk: a slot is filled again within a sweep.
     return folder, engines.little_host_memory(folder, num_layers=2), expected
+
+
+def test_a_function_of_the_host_may_need_what_others_hold_who_use_the_card(card: PretendedCard) -> None:
+    """As a driver's thread may: arrivals are locked while their reads tell the card of them."""
+    stream, lock, has_begun = torch.cuda.Stream(), threading.Lock(), threading.Event()
+    order = list[str]()
+
+    def function() -> None:
+        has_begun.set()
+        with lock:
+            order.append("function")
+
+    def use_card() -> None:
+        with lock:
+            has_begun.wait()
+            stream.wait_event(torch.cuda.Event())
+            order.append("use")
+
+    card.launch_on_host(stream.cuda_stream, function)
+    user, waiting = (threading.Thread(target=each, daemon=True) for each in (use_card, stream.synchronize))
+    user.start()
+    while not lock.locked():
+        time.sleep(0.001)
+    waiting.start()
+    for thread in (user, waiting):
+        thread.join()
+    assert order == ["use", "function"]
 
 
 @pytest.mark.parametrize("fault", [None, *FAULTS])

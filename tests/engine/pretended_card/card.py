@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,8 +105,23 @@ class PretendedCard:
     def launch_on_host(self, handle: int, function: Callable[[], None]) -> int:
         """cuLaunchHostFunc: as late as allowed."""
         stream = next(each for each in self._streams if each.cuda_stream == handle)
-        stream.enqueue(function)
+        stream.enqueue(functools.partial(self._call_on_host, function))
         return 0
+
+    def _call_on_host(self, function: Callable[[], None]) -> None:
+        """On a thread that may need what others hold, who may need the card meanwhile."""
+        changed, ended = self.races.changed, threading.Event()
+
+        def call() -> None:
+            function()
+            with changed:
+                ended.set()
+                changed.notify_all()
+
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        changed.wait_for(ended.is_set)
+        thread.join()  # which has the function, and what belongs to it
 
     def _on_host_read(self, source: Tensor, stream: Stream) -> None:
         begin = source.data_ptr()

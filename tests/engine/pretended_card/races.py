@@ -23,6 +23,8 @@ class Races:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        #: Told when a function of the host has ended, and when more of a stream has run.
+        self.changed = threading.Condition(self.lock)
         self.detector = EventHandler()
         #: In case whoever met one swallowed it.
         self.found: list[Race] = []

@@ -1,7 +1,8 @@
 """Streams and events of the pretended card, in the place of torch.cuda's.
 
 The default stream runs at once, in the order of the host. What is queued on another stream runs as late as
-the rules allow: when somebody waits for it, and no further than that.
+the rules allow: when somebody waits for it, and no further than that. Functions of the host are called on a
+thread of their own, as the driver calls them, while nobody holds the lock.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Stream:
         self.is_default = is_default
         self.num_queued = 0
         self._num_run = 0
+        #: A thread runs what comes next. While it waits for a function of the host, it has no lock.
+        self._is_running = False
         #: How much of each stream has run before what is queued here, since this stream waited for it.
         self.awaited: dict[Stream, int] = {}
         #: How much the host knows to have run, because it waited.
@@ -53,8 +56,16 @@ class Stream:
     def run(self, until: int) -> None:
         with self.races.lock:
             while self._num_run < until and not self.is_default:
-                self._num_run += 1
-                self._queue.popleft()()
+                if self._is_running:
+                    self.races.changed.wait()
+                    continue
+                self._is_running = True
+                try:
+                    self._queue.popleft()()
+                finally:
+                    self._is_running = False
+                    self._num_run += 1
+                    self.races.changed.notify_all()
 
     def has_run(self, until: int) -> bool:
         return self.is_default or self._num_run >= until
