@@ -19,11 +19,18 @@ from torch import Tensor
 from penstock.kernels import Int4Tensor, Matrix, PlanesTensor, QuantizedTensor
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
+from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.hardware import num_physical_cores
 
 NUM_TOKENS, GROUP_SIZES = (1, 8, 32, 512), (0, 128, 32)
 #: Matrices in turn, so that none is in the caches; rounds of each.
 NUM_MATRICES, ROUNDS = 6, 3
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor in memory like that of an engine's weights."""
+    buffer = aligned_buffer(tensor.nbytes)[: tensor.nbytes]
+    return buffer.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def int8_matrices(matrices: Sequence[Tensor]) -> dict[str, list[Matrix]]:
@@ -45,7 +52,7 @@ def int4_matrices(matrices: Sequence[Tensor]) -> dict[str, list[Matrix]]:
     steps[:, 0] = 15
     kinds: dict[str, list[Matrix]] = {"INT8": [QuantizedTensor(each, torch.rand(rows)) for each in matrices]}
     for name, scale in {"INT4 with steps": steps / 1024, "INT4": torch.rand(rows, columns // 64)}.items():
-        codes = [each.view(torch.uint8)[:, : columns // 2].contiguous() for each in matrices]
+        codes = [aligned(each.view(torch.uint8)[:, : columns // 2]) for each in matrices]
         kinds[name] = [Int4Tensor(each, scale.bfloat16(), 64) for each in codes]
     shifts = 2.0 ** torch.randint(-13, -9, (rows, columns // 32))
     kinds["MXFP4"] = [Int4Tensor(each, shifts.bfloat16(), 32, "mxfp4") for each in codes]
@@ -58,7 +65,7 @@ def planes_matrices(matrices: Sequence[Tensor]) -> dict[str, list[Matrix]]:
     kinds: dict[str, list[Matrix]] = {}
     for text, shape in {"": (rows,), ", groups of 64": (rows, columns // 64)}.items():
         whole = [QuantizedTensor(each, torch.rand(shape)) for each in matrices]
-        planes = [PlanesTensor.of(each) for each in whole]
+        planes = [PlanesTensor.of(each).map(aligned) for each in whole]
         kinds |= {f"INT8{text}": [*whole], f"planes{text}": [*planes]}
         kinds[f"upper plane{text}"] = [each.upper_alone() for each in planes]
     return kinds

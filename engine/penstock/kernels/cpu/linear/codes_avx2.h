@@ -68,7 +68,8 @@ INLINE void code_tile(const linear *l, int64_t token, const int tokens, int64_t 
         for (int j = 0; at == 0 && j < CHANNELS; j++)
             find_scales(l, column + MIN(j, channels - 1) * apart, g, MIN(GROUPS_AT_ONCE, n - g), found.scales[j],
                         found.minima[j]);
-        for (int j = 0; j < CHANNELS; j++) _mm_prefetch(w[j] + g * size / 2 + tuning.prefetch_bytes / 2, _MM_HINT_T0);
+        for (int j = 0; tuning.prefetch_bytes && j < CHANNELS; j++)
+            _mm_prefetch(w[j] + g * size / 2 + tuning.prefetch_bytes / 2, _MM_HINT_T0);
         __m128i sums[TOKENS];
         if (tokens == 3) code_sums_3(x, a->padded, w, g * size, (g + 1) * size, table, sums, kind);
         else if (tokens == 2) code_sums_2(x, a->padded, w, g * size, (g + 1) * size, table, sums, kind);

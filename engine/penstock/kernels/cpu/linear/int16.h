@@ -68,12 +68,14 @@ INLINE void add_sums(wide a, wide b, wide c, wide d, int64_t inputs, vec4 *sums)
 enum { STEP = sizeof(wide) / 2, MAX_INPUTS = 256 * STEP, TOKENS = 3, CHANNELS = 4, PANEL_BYTES = 128 << 10 };
 
 /* Weights that are needed soon: `rate` bytes are prefetched with each input. One token meets channels that lie far from
- * each other, four streams, which are prefetched in turns (`is_far`). */
+ * each other, four streams, which are prefetched in turns, or found by the processor itself. */
 typedef struct {
     const int8_t *w;
     int64_t rate;
-    bool is_far;
 } ahead;
+#define FETCH_NEXT _mm_prefetch(next.w, _MM_HINT_T0);
+#define FETCH_FAR _mm_prefetch(next.w + k / STEP % CHANNELS * stride, _MM_HINT_T0);
+#define FETCH_NOTHING
 
 /* The accumulators are separate variables, because GCC keeps arrays of vectors in memory. The empty asm generates
  * no code, but its operand has to be in a register. */
@@ -96,19 +98,21 @@ typedef struct {
     }
 #define ADD_UP(i, j) add_sums(a##i##0, a##i##1, a##i##2, a##i##3, inputs, sums + i);
 /* Add R tokens by 4 channels, over a multiple of STEP inputs, to `sums`. */
-#define DEFINE_SUMS(R)                                                                             \
-    INLINE void sums_##R(const int16_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t inputs, ahead next, \
-                         vec4 *sums) {                                                             \
+#define DEFINE_SUMS(name, R, FETCH)                                                                \
+    INLINE void name(const int16_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t inputs, ahead next, \
+                     vec4 *sums) {                                                                 \
         TOKENS_##R(CLEAR, 0) TOKENS_##R(CLEAR, 1) TOKENS_##R(CLEAR, 2) TOKENS_##R(CLEAR, 3)        \
         for (int64_t k = 0; k < inputs; k += STEP, x += STEP, w += STEP, next.w += next.rate * STEP) { \
-            _mm_prefetch(next.w + (R == 1 && next.is_far ? k / STEP % CHANNELS * stride : 0), _MM_HINT_T0); \
+            FETCH                                                                                  \
             CHANNEL(R, 0) CHANNEL(R, 1) CHANNEL(R, 2) CHANNEL(R, 3)                                \
         }                                                                                          \
         TOKENS_##R(ADD_UP, )                                                                       \
     }
-DEFINE_SUMS(1)
-DEFINE_SUMS(2)
-DEFINE_SUMS(3)
+DEFINE_SUMS(sums_1, 1, FETCH_NEXT)
+DEFINE_SUMS(sums_2, 2, FETCH_NEXT)
+DEFINE_SUMS(sums_3, 3, FETCH_NEXT)
+DEFINE_SUMS(far_sums, 1, FETCH_FAR)
+DEFINE_SUMS(plain_sums, 1, FETCH_NOTHING)
 
 /* The exact sums of inputs k to k_end. The last few weights are copied, so that nothing behind them is read. */
 typedef void (*sums_fn)(const int16_t *, int64_t, const int8_t *, int64_t, int64_t, ahead, vec4 *);
@@ -120,12 +124,12 @@ INLINE void sums_of(const linear *l, int64_t token, sums_fn add, int64_t column,
     const int16_t *x = a->rows + token * a->padded;
     for (int64_t stop; k_end - k >= STEP; k = stop) {
         stop = MIN(k + MAX_INPUTS, k + (k_end - k) / STEP * STEP);
-        add(x + k, a->padded, w + k, stride, stop - k, (ahead){next.w + next.rate * k, next.rate, next.is_far}, sums);
+        add(x + k, a->padded, w + k, stride, stop - k, (ahead){next.w + next.rate * k, next.rate}, sums);
     }
     if (k == k_end) return;
     int8_t last[CHANNELS][STEP] = {};
     for (int j = 0; j < CHANNELS; j++) memcpy(last[j], w + j * stride + k, k_end - k);
-    add(x + k, a->padded, last[0], STEP, STEP, (ahead){next.w, 0, false}, sums);
+    add(x + k, a->padded, last[0], STEP, STEP, (ahead){next.w, 0}, sums);
 }
 
 /* Write the sums of 4 channels, times their scales, to y. */
@@ -178,11 +182,15 @@ static void tile_3(const linear *l, int64_t token, int64_t column, ahead next) {
 
 /* Quarters of the channels are four streams, which bring more bytes a second than one. Returns where they end. */
 static int64_t one_token(const linear *l, int64_t column, int64_t column_end) {
-    const int64_t apart = (column_end - column) / CHANNELS;
-    for (int64_t c = column; c < column + apart; c++)
-        tile(l, 0, 1, sums_1, c, apart,
-             (ahead){l->qweight + c * l->row_bytes + tuning.prefetch_bytes, 1, true});
-    return column + CHANNELS * apart;
+    const int64_t apart = (column_end - column) / CHANNELS, rest = column + CHANNELS * apart;
+    if (tuning.prefetch_bytes == 0) {
+        for (; column < rest - (CHANNELS - 1) * apart; column++) tile(l, 0, 1, plain_sums, column, apart, (ahead){NULL, 0});
+        return rest;
+    }
+    const int8_t *next = l->qweight + column * l->row_bytes + tuning.prefetch_bytes;
+    for (int64_t c = column; c < column + apart; c++, next += l->row_bytes)
+        tile(l, 0, 1, far_sums, c, apart, (ahead){next, 1});
+    return rest;
 }
 
 #if defined(__AVX2__)
@@ -219,7 +227,7 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
             const int64_t left = a->num_tokens - t;
             const int64_t first = MIN(fetched, CHANNELS - 1) - column; /* prefetched: of the next panel's channels */
             for (int64_t c = column; c < stop; c += CHANNELS) {
-                const ahead part = {next + (c + first) * k_end, fetched < CHANNELS ? rate : 0, false};
+                const ahead part = {next + (c + first) * k_end, fetched < CHANNELS ? rate : 0};
                 (left >= 3 ? tile_3 : left == 2 ? tile_2 : tile_1)(l, t, c, part);
             }
         }

@@ -11,7 +11,7 @@ typedef struct {
 
 /* Sums of four channels' inputs from k to `stop`, with 128 added to each weight. 1024 inputs fit a lane of 32 bits
  * (64 pairs of at most 2 * 32512 * 255), and the sums of lanes are exact in double. */
-enum { MOST_PLANE_INPUTS = 1024 };
+enum { MOST_PLANE_INPUTS = 1024, MOST_UPPER_INPUTS = 128 };
 #define CLEAR_PLANES(j) __m256i a##j = {};
 #define MULTIPLY_PLANES(j)                                                                         \
     {                                                                                              \
@@ -31,9 +31,11 @@ INLINE vec4 plane_sums(const int16_t *x, const plane_rows w[CHANNELS], int64_t k
     const int64_t prefetch = tuning.prefetch_bytes / 2;
     CLEAR_PLANES(0) CLEAR_PLANES(1) CLEAR_PLANES(2) CLEAR_PLANES(3)
     for (; k < stop; k += CODE_INPUTS) {
-        const plane_rows *next = w + k / CODE_INPUTS % CHANNELS; /* a line of each stream has four times these inputs */
-        _mm_prefetch(next->upper + k / 2 + prefetch, _MM_HINT_T0);
-        _mm_prefetch(next->lower + k / 2 + prefetch, _MM_HINT_T0);
+        if (prefetch) {
+            const plane_rows *next = w + k / CODE_INPUTS % CHANNELS; /* a line of each has four times these inputs */
+            _mm_prefetch(next->upper + k / 2 + prefetch, _MM_HINT_T0);
+            _mm_prefetch(next->lower + k / 2 + prefetch, _MM_HINT_T0);
+        }
         const __m256i x_even = load_words(x + k), x_odd = load_words(x + k + 16);
         MULTIPLY_PLANES(0) MULTIPLY_PLANES(1) MULTIPLY_PLANES(2) MULTIPLY_PLANES(3)
     }
@@ -53,10 +55,23 @@ static double whole_correction(const activations *a) {
     return -128.0 * (double)sum;
 }
 
+/* The same of upper planes alone, whose codes stand for 16 * code + 8: without the 8, which corrections have. */
+INLINE vec4 upper_sums(const int16_t *x, const plane_rows w[CHANNELS], int64_t k, int64_t stop) {
+    const int8_t *codes[CHANNELS] = {w[0].upper, w[1].upper, w[2].upper, w[3].upper};
+    __m128i sums;
+    for (int j = 0; tuning.prefetch_bytes && j < CHANNELS; j++)
+        _mm_prefetch(codes[j] + k / 2 + tuning.prefetch_bytes / 2, _MM_HINT_T0);
+    code_sums_1(x, 0, codes, k, stop, _mm_setzero_si128(), &sums, INT4);
+    return (vec4)_mm256_cvtepi32_pd(sums) * 16.0;
+}
+
 /* The channels column, column + apart, ..., of which `channels` are there. */
-INLINE void planes_tile(const linear *l, int64_t column, int64_t apart, int channels, double correction) {
+INLINE void planes_tile(const linear *l, int64_t column, int64_t apart, int channels, double correction,
+                        const bool is_upper) {
     const activations *a = l->a;
     const int64_t n = l->num_groups, size = n > 1 ? a->group_size : a->in_features;
+    const int64_t most = is_upper ? MOST_UPPER_INPUTS : MOST_PLANE_INPUTS;
+    const double per_correction = is_upper ? 120.0 / 128 : 1.0;
     vec4 total = {};
     plane_rows w[CHANNELS];
     const float *scale[CHANNELS];
@@ -65,10 +80,10 @@ INLINE void planes_tile(const linear *l, int64_t column, int64_t apart, int chan
         w[j] = (plane_rows){l->qweight + c * l->row_bytes, l->lower + c * l->lower_bytes}, scale[j] = l->scale + c * n;
     }
     for (int64_t g = 0; g < n; g++) {
-        vec4 sums = (vec4){} + (n > 1 ? (double)a->corrections[g] : correction);
+        vec4 sums = (vec4){} + (n > 1 ? (double)a->corrections[g] : correction) * per_correction;
         for (int64_t k = g * size, stop; k < (g + 1) * size; k = stop) {
-            stop = MIN(k + MOST_PLANE_INPUTS, (g + 1) * size);
-            sums += plane_sums(a->rows, w, k, stop);
+            stop = MIN(k + most, (g + 1) * size);
+            sums += (is_upper ? upper_sums : plane_sums)(a->rows, w, k, stop);
         }
         const vec4 scales = {scale[0][g], scale[1][g], scale[2][g], scale[3][g]};
         total += n > 1 ? sums * scales : sums;
@@ -80,10 +95,18 @@ INLINE void planes_tile(const linear *l, int64_t column, int64_t apart, int chan
     }
 }
 
+NOINLINE void both_planes_tile(const linear *l, int64_t column, int64_t apart, int channels, double correction) {
+    planes_tile(l, column, apart, channels, correction, false);
+}
+NOINLINE void upper_tile(const linear *l, int64_t column, int64_t apart, int channels, double correction) {
+    planes_tile(l, column, apart, channels, correction, true);
+}
+
 /* Quarters of the channels, as one_token() has them, each a stream of either plane. */
 static void one_token_planes(const linear *l, int64_t column, int64_t column_end) {
     const int64_t apart = (column_end - column) / CHANNELS, rest = column + CHANNELS * apart;
     const double correction = l->num_groups > 1 ? 0 : whole_correction(l->a);
-    for (int64_t i = 0; i < apart; i++) planes_tile(l, column + i, apart, CHANNELS, correction);
-    if (rest < column_end) planes_tile(l, rest, 1, (int)(column_end - rest), correction);
+    void (*const tile)(const linear *, int64_t, int64_t, int, double) = l->lower_bytes ? both_planes_tile : upper_tile;
+    for (int64_t i = 0; i < apart; i++) tile(l, column + i, apart, CHANNELS, correction);
+    if (rest < column_end) tile(l, rest, 1, (int)(column_end - rest), correction);
 }
