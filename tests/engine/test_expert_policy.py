@@ -103,7 +103,7 @@ def serve(
     uses.add(layer)
     missing = [expert for expert in layer if expert not in held]
     for expert in (each for each in layer if each in held):
-        policy.use(expert)
+        policy.use([expert])
     for number, expert in enumerate(missing):
         if len(held) == num_slots:
             waited_for = set(missing[number:])
@@ -114,7 +114,7 @@ def serve(
             policy.remove(victim)
             held.remove(victim)
         held.add(expert)
-        policy.use(expert)
+        policy.use([expert])
 
 
 def test_the_usual_popularity_gives_the_published_hit_rates() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from array import array
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.expert_records import ExpertRecord, padded_rows, scratch_bytes
+from penstock.kernels.expert_records import padded_rows, scratch_bytes
 from penstock.kernels.experts import (
     Arriving,
     ExpertCalls,
@@ -22,10 +22,8 @@ from penstock.kernels.operands import GatedFunction, address, gated_code
 
 #: Padded rows of one call if several experts have them, so that the scratch memory stays small.
 MOST_ROWS = 256
-#: Bytes of an expert as experts.h reads it.
-_RECORD_BYTES = 48
-#: An expert's record, its first row and the end of its rows.
-_Given = tuple[ExpertRecord, int, int]
+#: Numbers of an expert as experts.h reads it: where its weights are, its first row and the end of its rows.
+_RECORD_NUMBERS = 3
 
 
 class NativeExperts:
@@ -58,49 +56,31 @@ class NativeExperts:
         y: Tensor,
         arriving: Arriving | None = None,
     ) -> None:
-        given = [(expert.native, first, end) for expert, first, end in experts]
-        if any(record is None for record, _, _ in given):
+        calls = _calls(experts)
+        if calls is None:
             self._plain.compute(x, tokens, experts, function, y, arriving)
             return
-        calls = list(_in_calls(cast(list[_Given], given)))
-        if arriving is not None and len(calls) == 1:
-            self._compute_arriving(x, tokens, *calls[0], function, y, arriving)
-            return
-        settle_all(arriving)
-        for some, num_padded in calls:
-            scratch = torch.empty(
-                scratch_bytes(len(some), num_padded, max(record.row_bytes for record, _, _ in some)) // 4
-            )
-            self._library.penstock_gated_experts(
-                x.data_ptr(), x.stride(0), tokens.data_ptr(), _in_memory(some), len(some),
-                *gated_code(function), self._activation_bits, y.data_ptr(), scratch.data_ptr(),
-                len(some), None, None, None,
-            )  # fmt: skip
-
-    def _compute_arriving(
-        self,
-        x: Tensor,
-        tokens: Tensor,
-        experts: Sequence[_Given],
-        num_padded: int,
-        function: GatedFunction,
-        y: Tensor,
-        arriving: Arriving,
-    ) -> None:
-        """compute() of experts that one call takes."""
-        row_bytes = max(record.row_bytes for record, _, _ in experts)
-        scratch = torch.empty(scratch_bytes(len(experts), num_padded, row_bytes) // 4)
-        num_there, records, code = len(experts) - len(arriving), _in_memory(experts), gated_code(function)
-        tickets, first = arriving.tickets(), 0
-        while first < len(experts):
-            begun = max(0, first - num_there)
-            first += self._library.penstock_gated_experts(
-                x.data_ptr(), x.stride(0), tokens.data_ptr(), ctypes.byref(records, first * _RECORD_BYTES),
-                len(experts) - first, *code, self._activation_bits, y.data_ptr(), scratch.data_ptr(),
-                max(0, num_there - first), (ctypes.c_int32 * len(tickets))(*tickets[begun:]), arriving.wait,
-                arriving.reads,
-            )  # fmt: skip
-            if first < len(experts):
+        if len(calls) > 1:
+            settle_all(arriving)
+            arriving = None
+        code = gated_code(function)
+        for numbers, num_padded, row_bytes in calls:
+            number, records = len(numbers) // _RECORD_NUMBERS, array("q", numbers)
+            scratch = torch.empty(scratch_bytes(number, num_padded, row_bytes) // 4)
+            tickets = [] if arriving is None else arriving.tickets()
+            first, num_there = 0, number - len(tickets)
+            while True:
+                waiting = array("i", tickets[max(0, first - num_there) :])
+                num_computed = self._library.penstock_gated_experts(
+                    x.data_ptr(), x.stride(0), tokens.data_ptr(),
+                    records.buffer_info()[0] + first * _RECORD_NUMBERS * records.itemsize, number - first,
+                    *code, self._activation_bits, y.data_ptr(), scratch.data_ptr(),
+                    max(0, num_there - first), waiting.buffer_info()[0],
+                    arriving and arriving.wait, arriving and arriving.reads,
+                )  # fmt: skip
+                if arriving is None or first + num_computed == number:
+                    break
+                first += num_computed
                 arriving.settle(first - num_there)
                 tickets = arriving.tickets()
 
@@ -122,29 +102,36 @@ class UncomputedExperts(NativeExperts):
     ) -> Routed:
         return self._plain.choose(scores, ranked, num_chosen, least_sum, scaling)
 
-    def _compute_arriving(self, *operands: Any) -> None:
-        settle_all(cast(Arriving, operands[-1]))
+    def compute(
+        self,
+        x: Tensor,
+        tokens: Tensor,
+        experts: Sequence[ExpertRows],
+        function: GatedFunction,
+        y: Tensor,
+        arriving: Arriving | None = None,
+    ) -> None:
+        settle_all(arriving)
+        super().compute(x, tokens, experts, function, y)
 
 
-def _in_calls(experts: Sequence[_Given]) -> Iterator[tuple[Sequence[_Given], int]]:
-    """Experts that one call computes, and their padded rows."""
-    some: list[_Given] = []
-    num_padded = 0
-    for record, first, end in experts:
-        own = padded_rows(end - first)
-        if some and num_padded + own > MOST_ROWS:
-            yield some, num_padded
-            some, num_padded = [], 0
-        some.append((record, first, end))
-        num_padded += own
-    if some:
-        yield some, num_padded
-
-
-def _in_memory(experts: Sequence[_Given]) -> ctypes.Array[ctypes.c_int64]:
-    """Experts side by side, as experts.h reads them."""
+def _calls(experts: Sequence[ExpertRows]) -> list[tuple[list[int], int, int]] | None:
+    """The calls that compute these experts: for each, its experts as experts.h reads them, number by number,
+    their padded rows, and the bytes of scratch memory for a row. None: an expert has no record."""
+    calls: list[tuple[list[int], int, int]] = []
     numbers: list[int] = []
-    for record, first, end in experts:
-        numbers += record.numbers
-        numbers += (first, end)
-    return (ctypes.c_int64 * len(numbers))(*numbers)
+    num_padded = row_bytes = 0
+    for expert, first, end in experts:
+        record = expert.native
+        if record is None:
+            return None
+        own = padded_rows(end - first)
+        if num_padded + own > MOST_ROWS and numbers:
+            calls.append((numbers, num_padded, row_bytes))
+            numbers, num_padded, row_bytes = [], 0, 0
+        numbers += (record.address, first, end)
+        num_padded += own
+        if record.row_bytes > row_bytes:
+            row_bytes = record.row_bytes
+    calls.append((numbers, num_padded, row_bytes))
+    return calls

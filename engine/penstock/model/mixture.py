@@ -259,7 +259,7 @@ def blend(
     order, rows, tokens, spans = _order(routed.experts)
     if scales_inputs:
         x, tokens = x[tokens] * routed.scores.view(-1, 1)[order], torch.arange(len(order), device=x.device)
-    parts = x.new_empty(len(order), x.shape[1])
+    parts = x.new_empty(order.shape[0], x.shape[1])
     num_tokens = [end - first for first, end in spans.values()]
     for group, arriving in weights.arriving_groups(list(spans), num_tokens):
         if meanwhile is not None:
@@ -274,7 +274,7 @@ def _order(experts: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[int, tuple[int
     each place, where it is now, [num_tokens, num_chosen]; the token of each sorted place; and for each expert
     that is needed, where its places begin and end."""
     if experts.shape[0] == 1:
-        numbers = experts[0].tolist()
+        (numbers,) = experts.tolist()
         order, rows, tokens, places = _order_of_one(len(numbers), experts.device)
         return order, rows, tokens, dict(zip(numbers, places, strict=True))
     flat = experts.flatten()

@@ -86,10 +86,8 @@ class LayerWeights:
         """What expert_groups() brings; a group may end with experts that are still being read, with their
         reads. Whoever has computed a group has waited for all of them."""
         if self.ask_arriving is not None:
-            yield from self.ask_arriving(numbers)
-            return
-        for group in self.expert_groups(numbers, num_tokens):
-            yield group, None
+            return self.ask_arriving(numbers)
+        return ((group, None) for group in self.expert_groups(numbers, num_tokens))
 
     def in_ram(self) -> LayerWeights:
         """The same weights, whose matrices the processor computes beside a card."""

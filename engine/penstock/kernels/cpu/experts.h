@@ -16,6 +16,10 @@ typedef struct {
 typedef struct {
     const expert_matrix *gate_up, *down;
     const float *gate_up_bias, *down_bias;
+} expert_weights;
+
+typedef struct {
+    const expert_weights *weights;
     int64_t first, end; /* rows */
 } expert;
 
@@ -104,7 +108,7 @@ static void compute_products(products *all, int64_t num_rows, int64_t num_thread
 static void gated_experts(const float *x, int64_t x_stride, const int64_t *tokens, const expert *experts,
                                    int64_t num_experts, int kind, float sharpness, float limit, int activation_bits, float *y,
                                    void *scratch) {
-    const int64_t hidden = experts[0].down->out_features, width = experts[0].down->in_features;
+    const int64_t hidden = experts[0].weights->down->out_features, width = experts[0].weights->down->in_features;
     int64_t num_rows = 0;
     for (int64_t i = 0; i < num_experts; i++) num_rows += experts[i].end - experts[i].first;
     products all = {.products = aligned_at(scratch), .num_products = num_experts};
@@ -118,7 +122,8 @@ static void gated_experts(const float *x, int64_t x_stride, const int64_t *token
         const expert *e = experts + i;
         product *p = all.products + i;
         *p = (product){.a = {.x = x, .x_stride = x_stride, .order = tokens + e->first}, .first_row = row};
-        void *end = plan_product(p, e->gate_up, e->gate_up_bias, gate_up + 2 * width * row, e->end - e->first, activation_bits, to);
+        void *end = plan_product(p, e->weights->gate_up, e->weights->gate_up_bias, gate_up + 2 * width * row,
+                                 e->end - e->first, activation_bits, to);
         p->is_shared = i > 0 && takes_same(&all.products[0].a, &p->a);
         if (p->is_shared) p->l.a = &all.products[0].a;
         else to = end;
@@ -130,7 +135,8 @@ static void gated_experts(const float *x, int64_t x_stride, const int64_t *token
         product *p = all.products + i;
         const int64_t first = p->first_row;
         *p = (product){.a = {.x = inner + width * first, .x_stride = width}, .first_row = first};
-        to = plan_product(p, e->down, e->down_bias, y + hidden * e->first, e->end - e->first, activation_bits, to);
+        to = plan_product(p, e->weights->down, e->weights->down_bias, y + hidden * e->first, e->end - e->first,
+                          activation_bits, to);
     }
     compute_products(&all, num_rows, threads);
 }
