@@ -25,7 +25,6 @@ from penstock.kernels.experts import (
     ExpertRows,
     GatedExpert,
     PlainExperts,
-    Routed,
     settle_all,
 )
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
@@ -46,6 +45,7 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import ForwardingKernels, Kernels, KernelTraits
 from penstock.kernels.reference import ReferenceKernels
+from penstock.kernels.routing import Routed, Router, Routing
 from penstock.kernels.shared.handover import Handover
 from penstock.kernels.shared.shared_kernels import SharedKernels
 from penstock.kernels.shared.split_matrix import SplitMatrix
@@ -76,7 +76,9 @@ __all__ = [
     "PlanesTensor",
     "QuantizedTensor",
     "Routed",
+    "Router",
     "RouterFunction",
+    "Routing",
     "SharedKernels",
     "SplitMatrix",
     "StackedMatrix",

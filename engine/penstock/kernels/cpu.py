@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,7 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.native import NativeRecurrences
+from penstock.kernels.routing import Routed, Router, Routing
 from penstock.kernels.shared.handed_product import HandedProduct
 from penstock.kernels.sublayers.native import NativeSublayers
 from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, partial_bytes
@@ -172,6 +174,17 @@ class NativeKernels(NativeRecurrences):
             ROUTER_CODES[function], y.data_ptr(),
         )  # fmt: skip
         return y
+
+    def route(self, x: Tensor, router: Router, routing: Routing) -> Routed:
+        (num_tokens, in_features), num_chosen = x.shape, routing.num_chosen
+        experts = torch.empty(num_tokens, num_chosen, dtype=torch.int64)
+        chosen = torch.empty(num_tokens, num_chosen)
+        scratch = torch.empty(2 * num_tokens * routing.num_experts)
+        self._library.penstock_route(
+            x.data_ptr(), x.stride(0), num_tokens, in_features, *router.native,
+            ctypes.byref(routing.native), experts.data_ptr(), chosen.data_ptr(), scratch.data_ptr(),
+        )  # fmt: skip
+        return Routed(experts, chosen)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
         num_tokens, num_heads, head_dim = x.shape

@@ -15,7 +15,6 @@ from penstock.kernels.experts import (
     ExpertCalls,
     ExpertRows,
     PlainExperts,
-    Routed,
     settle_all,
 )
 from penstock.kernels.operands import GatedFunction, address, gated_code
@@ -33,19 +32,6 @@ class NativeExperts:
         self._library = library
         self._activation_bits = activation_bits
         self._plain = PlainExperts(kernels)
-
-    def choose(
-        self, scores: Tensor, ranked: Tensor, num_chosen: int, least_sum: float | None, scaling: float
-    ) -> Routed:
-        num_tokens, num_experts = ranked.shape
-        scores, ranked = scores.contiguous(), ranked.contiguous()
-        experts = torch.empty(num_tokens, num_chosen, dtype=torch.int64)
-        chosen = torch.empty(num_tokens, num_chosen)
-        self._library.penstock_choose_experts(
-            scores.data_ptr(), ranked.data_ptr(), num_tokens, num_experts, num_chosen, least_sum is not None,
-            least_sum or 0.0, scaling, experts.data_ptr(), chosen.data_ptr(),
-        )  # fmt: skip
-        return Routed(experts, chosen)
 
     def compute(
         self,
@@ -76,7 +62,8 @@ class NativeExperts:
                     records.buffer_info()[0] + first * _RECORD_NUMBERS * records.itemsize, number - first,
                     *code, self._activation_bits, y.data_ptr(), scratch.data_ptr(),
                     max(0, num_there - first), waiting.buffer_info()[0],
-                    arriving and arriving.wait, arriving and arriving.reads,
+                    None if arriving is None else arriving.wait,
+                    None if arriving is None else arriving.reads,
                 )  # fmt: skip
                 if arriving is None or first + num_computed == number:
                     break
@@ -84,23 +71,18 @@ class NativeExperts:
                 arriving.settle(first - num_there)
                 tickets = arriving.tickets()
 
-    def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None) -> Tensor:
+    def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None, onto: Tensor | None = None) -> Tensor:
         (num_tokens, num_ranks), width = rows.shape, parts.shape[1]
         y = torch.empty(num_tokens, width)
         self._library.penstock_weighted_sum(
-            parts.data_ptr(), rows.data_ptr(), address(scores), num_tokens, num_ranks, width, y.data_ptr()
-        )
+            parts.data_ptr(), rows.data_ptr(), address(scores), address(onto), num_tokens, num_ranks, width,
+            y.data_ptr(),
+        )  # fmt: skip
         return y
 
 
 class UncomputedExperts(NativeExperts):
-    """With a library whose functions do nothing. Experts are chosen all the same, since their numbers decide
-    what is asked for."""
-
-    def choose(
-        self, scores: Tensor, ranked: Tensor, num_chosen: int, least_sum: float | None, scaling: float
-    ) -> Routed:
-        return self._plain.choose(scores, ranked, num_chosen, least_sum, scaling)
+    """With a library whose functions do nothing."""
 
     def compute(
         self,

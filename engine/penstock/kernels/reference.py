@@ -37,6 +37,7 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.plain import PlainRecurrences
+from penstock.kernels.routing import Routed, Router, Routing, plain_route
 from penstock.spec import INT8
 
 #: Largest magnitude of an activation as an integer. 32512 = 127 * 256 keeps `hi` within int8.
@@ -245,6 +246,9 @@ class PlainOperations(PlainRecurrences):
             if function == "softmax":
                 logit.copy_(logit.softmax(-1))
         return (torch.sigmoid(logits) if function == "sigmoid" else logits).float()
+
+    def route(self, x: Tensor, router: Router, routing: Routing) -> Routed:
+        return plain_route(self, x, router, routing)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
         half = cos.shape[-1]

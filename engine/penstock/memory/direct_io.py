@@ -197,7 +197,8 @@ class DirectReader:
             raise CorruptFile(f"{path} can't be read: {error.strerror}") from error
 
     def _unchanged(self, path: Path) -> OpenFile:
-        """Raises CorruptFile if the file was changed since it was opened. Ordered reads look for themselves."""
+        """Raises CorruptFile if the file was changed since it was opened. Ordered reads look at it
+        themselves."""
         file = self._open(path)
         try:
             status = os.fstat(file.descriptor)

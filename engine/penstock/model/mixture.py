@@ -10,11 +10,18 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from penstock.kernels import ActivationFunction, Arriving, GatedFunction, Kernels, Routed, settle_all
+from penstock.kernels import (
+    ActivationFunction,
+    Arriving,
+    GatedFunction,
+    Kernels,
+    Routed,
+    Routing,
+    settle_all,
+)
 from penstock.model.architecture import linear_tensors
 from penstock.model.family import Family
 from penstock.model.layers import gated_mlp, mlp
-from penstock.model.routing import Routing, route
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.merged_experts import rename, separate_experts
 from penstock.weights.layer_weights import LayerWeights
@@ -182,12 +189,14 @@ class Mixture:
             separate_experts(checkpoint, prefix + names.merged_down, expert, down, is_transposed)
 
 
-def mixture_mlp(family: Family, weights: LayerWeights, x: Tensor, mixture: Mixture) -> Tensor:
-    """What the mlp of a layer with experts makes of x [num_tokens, hidden_size]."""
-    routed = route(family.kernels, weights, x, mixture.routing)
-    return mixed(
-        family, weights, x, mixture, routed, partial(_guess, family.kernels, weights, x, mixture.routing)
-    )
+def mixture_mlp(
+    family: Family, weights: LayerWeights, x: Tensor, mixture: Mixture, onto: Tensor | None = None
+) -> Tensor:
+    """What the mlp of a layer with experts makes of x [num_tokens, hidden_size], added to `onto` of the same
+    shape."""
+    routed = family.kernels.route(x, weights.router, mixture.routing)
+    guess = partial(_guess, family.kernels, weights, x, mixture.routing)
+    return mixed(family, weights, x, mixture, routed, guess, onto)
 
 
 def _guess(kernels: Kernels, weights: LayerWeights, x: Tensor, routing: Routing) -> None:
@@ -198,7 +207,7 @@ def _guess(kernels: Kernels, weights: LayerWeights, x: Tensor, routing: Routing)
         return
     following = behind.weights()
     if following is not None and "router" in following:
-        guessed = route(kernels, following, x, routing).experts.flatten().tolist()
+        guessed = kernels.route(x, following.router, routing).experts.flatten().tolist()
         behind.expect(list(dict.fromkeys(guessed)))
 
 
@@ -209,10 +218,14 @@ def mixed(
     mixture: Mixture,
     routed: Routed,
     meanwhile: Callable[[], None] | None = None,
+    onto: Tensor | None = None,
 ) -> Tensor:
-    """The experts of each token, and the shared expert."""
+    """The experts of each token, and the shared expert, added to `onto`."""
+    if onto is not None and (mixture.narrow_size or mixture.shared_size):
+        return onto + mixed(family, weights, x, mixture, routed, meanwhile)
     narrow = family.project(weights, "narrow_in", x) if mixture.narrow_size else x
-    y = blend(family.kernels, weights, narrow, routed, mixture.compute, mixture.scales_inputs, meanwhile)
+    kernels, scales_inputs = family.kernels, mixture.scales_inputs
+    y = blend(kernels, weights, narrow, routed, mixture.compute, scales_inputs, meanwhile, onto)
     y = family.project(weights, "narrow_out", y) if mixture.narrow_size else y
     if not mixture.shared_size:
         return y
@@ -249,8 +262,10 @@ def blend(
     compute: ComputeExperts,
     scales_inputs: bool = False,
     meanwhile: Callable[[], None] | None = None,
+    onto: Tensor | None = None,
 ) -> Tensor:
-    """The sum of each token's experts, times their scores: [num_tokens, hidden_size] -> the same shape.
+    """The sum of each token's experts, times their scores: [num_tokens, hidden_size] -> the same shape. The
+    sum is added to `onto`.
 
     Each expert is asked for once, for all its tokens. Experts come in groups, in the order in which they are
     in memory, and a group is computed together. A token's experts are added best first, so that the order in
@@ -266,7 +281,7 @@ def blend(
             meanwhile()
             meanwhile = None
         compute(kernels, x, tokens, [(expert, *spans[number]) for number, expert in group], parts, arriving)
-    return kernels.experts.add(parts, rows, None if scales_inputs else routed.scores)
+    return kernels.experts.add(parts, rows, None if scales_inputs else routed.scores, onto)
 
 
 def _order(experts: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[int, tuple[int, int]]]:

@@ -161,13 +161,13 @@ EXPORT int64_t penstock_gated_experts(const float *x, int64_t x_stride, const in
 }
 
 typedef struct {
-    const float *parts, *scores;
+    const float *parts, *scores, *onto;
     const int64_t *rows;
     float *y;
     int64_t num_chosen, width;
 } weighted_sum;
 
-/* Ranks are added one after the other; a product rounds before it is added. */
+/* Ranks are added one after the other, and their sum to what is there; a product rounds before it is added. */
 static void weighted_sum_row(void *context, int64_t token) {
     const weighted_sum *w = context;
     const int64_t *rows = w->rows + token * w->num_chosen;
@@ -181,13 +181,18 @@ static void weighted_sum_row(void *context, int64_t token) {
             IN_REGISTER(own); /* GCC would make one operation of both */
             sum = r ? sum + own : own;
         }
+        if (w->onto) {
+            const float *there = w->onto + token * w->width + i;
+            sum += n == LANES ? load(there) : load_some(there, n);
+        }
         memcpy(w->y + token * w->width + i, &sum, n * sizeof(float));
     }
 }
 
-/* y[t] = the sum of parts[rows[t, r]] * scores[t, r] over r, of [num_tokens, num_chosen] rows. Scores may be NULL. */
-EXPORT void penstock_weighted_sum(const float *parts, const int64_t *rows, const float *scores, int64_t num_tokens,
-                                  int64_t num_chosen, int64_t width, float *y) {
-    weighted_sum w = {parts, scores, rows, y, num_chosen, width};
+/* y[t] = onto[t] + the sum of parts[rows[t, r]] * scores[t, r] over r, of [num_tokens, num_chosen] rows. `scores` and `onto` may
+ * be NULL. */
+EXPORT void penstock_weighted_sum(const float *parts, const int64_t *rows, const float *scores, const float *onto,
+                                  int64_t num_tokens, int64_t num_chosen, int64_t width, float *y) {
+    weighted_sum w = {parts, scores, onto, rows, y, num_chosen, width};
     for_rows(num_tokens, num_chosen * width, weighted_sum_row, &w);
 }

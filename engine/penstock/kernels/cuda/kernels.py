@@ -30,6 +30,7 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.plain import PlainRecurrences
+from penstock.kernels.routing import Routed, Router, Routing, plain_route
 from penstock.spec import INT8
 
 #: Rows of up to this width are summed by one warp.
@@ -131,6 +132,9 @@ class CudaKernels(PlainRecurrences):
         if function != "none":
             self._launcher.launch("router_scores", (num_tokens,), 32, y, num_experts, ROUTER_CODES[function])
         return y
+
+    def route(self, x: Tensor, router: Router, routing: Routing) -> Routed:
+        return plain_route(self, x, router, routing)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
         num_tokens, num_heads, head_dim = x.shape

@@ -29,7 +29,7 @@ EXPORT int penstock_layers(const whole_layer *layers, int64_t num_layers, const 
         has_clamped |= penstock_attention_sublayer(l->attention, hidden, num_tokens, l->cos, l->sin, l->half, slot_mapping,
                                                    l->k_cache, l->v_cache, (int)l->form, l->num_kv_heads, l->head_dim,
                                                    l->block_size, block_tables, max_blocks, query_start, context_lens,
-                                                   prefix_lens, num_seqs, activation_bits, summed, scratch, partials);
+                                                   prefix_lens, num_seqs, activation_bits, summed, normed, scratch, partials);
         const expert whole = {l->mlp, 0, num_tokens};
         gated_experts(normed, width, rows, &whole, 1, kind, sharpness, limit, activation_bits, mlp, mlp_scratch);
         for (int64_t i = 0; i < size; i++) y[i] = summed[i] + mlp[i];
