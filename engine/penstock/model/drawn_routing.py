@@ -3,6 +3,7 @@ benchmark are random, and what their routers would choose says nothing about a t
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import torch
@@ -14,8 +15,8 @@ from penstock.kernels.routing import choose
 #: The share of scores that a guess knows, so that it finds about 80% of a token's experts by the usual
 #: popularity. Others measured 70 to 89% in trained models.
 SHARE_GUESSED = 0.8
-#: Rows of scores that are drawn at a time.
-DRAWN_AHEAD = 1024
+#: Choices that are drawn at the beginning.
+NUM_DRAWN = 8192
 
 
 class DrawnRouters(ForwardingKernels):
@@ -40,9 +41,10 @@ class DrawnRouters(ForwardingKernels):
         self._logits = torch.tensor(weights).log()
         self._generator = torch.Generator().manual_seed(seed)
         self._share_guessed = share_guessed
-        #: Choices that are drawn ahead, with the guesses of them: one by one, they would take longer than a
-        #: router.
-        self._drawn: dict[Routing, Iterator[tuple[Routed, Routed]]] = {}
+        #: Choices with the guesses of them, of which one is taken by chance each time: drawn one by one, they
+        #: would take longer than a router.
+        self._drawn: dict[Routing, list[tuple[Routed, Routed]]] = {}
+        self._random = random.Random(seed)
         #: What the last router got, and the router's address; choices of routers that were guessed.
         self._asked: tuple[Tensor, int] | None = None
         self._guessed: dict[int, Routed] = {}
@@ -60,15 +62,13 @@ class DrawnRouters(ForwardingKernels):
 
     def _next(self, routing: Routing, device: torch.device) -> tuple[Routed, Routed]:
         """The choice of one token, and a guess."""
-        found = next(self._drawn.setdefault(routing, iter(())), None)
-        if found is None:
-            rows, others = self._draw(DRAWN_AHEAD), self._draw(DRAWN_AHEAD)
+        if routing not in self._drawn:
+            rows, others = self._draw(NUM_DRAWN), self._draw(NUM_DRAWN)
             is_right = torch.rand(rows.shape, generator=self._generator) < self._share_guessed
             guesses = torch.where(is_right, rows, others)
             choices, guessed = (_chosen(each, routing, device) for each in (rows, guesses))
-            self._drawn[routing] = zip(_rows(choices), _rows(guessed), strict=True)
-            found = next(self._drawn[routing])
-        return found
+            self._drawn[routing] = list(zip(_rows(choices), _rows(guessed), strict=True))
+        return self._random.choice(self._drawn[routing])
 
     def _draw(self, num_rows: int) -> Tensor:
         """Logits."""

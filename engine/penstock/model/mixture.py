@@ -3,6 +3,7 @@ what it computes. Attention and norms belong to the family, so that any family c
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -207,8 +208,8 @@ def _guess(kernels: Kernels, weights: LayerWeights, x: Tensor, routing: Routing)
         return
     following = behind.weights()
     if following is not None and "router" in following:
-        guessed = kernels.route(x, following.router, routing).experts.flatten().tolist()
-        behind.expect(list(dict.fromkeys(guessed)))
+        guessed = kernels.route(x, following.router, routing).experts.tolist()
+        behind.expect(list(dict.fromkeys(itertools.chain(*guessed))))
 
 
 def mixed(
