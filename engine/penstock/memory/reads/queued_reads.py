@@ -21,8 +21,8 @@ _CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
 _PREAD = 0
 #: Whether the system queues reads of a device's files, by the device's number.
 _tried: dict[int, bool] = {}
-#: Bytes of a read that shows whether reads are queued, and the most of these reads: one that was queued may have
-#: ended when a busy machine lets the thread look.
+#: Bytes of a read that shows whether reads are queued, and the most of these reads: one that was queued may
+#: have ended when a busy machine lets the thread look.
 _TRIAL_BYTES, _NUM_TRIALS = 1 << 20, 8
 
 
@@ -118,7 +118,8 @@ class QueuedReads:
 def is_queued(descriptor: int) -> bool:
     """Whether the system queues reads of a file that was opened for direct reads. Some file systems (tmpfs,
     or a compressed btrfs) read within the call that should queue: with them, threads read faster. One file of
-    each device is tried: to end a queue takes Linux some 35 ms. A read that is not there at once was queued."""
+    each device is tried: to end a queue takes Linux some 35 ms. A read that is not there at once
+    was queued."""
     device = os.fstat(descriptor).st_dev
     if device not in _tried:
         _tried[device] = _are_reads_queued(descriptor)
