@@ -25,8 +25,8 @@ from penstock.kernels import (
 )
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
+from penstock.kernels.mixture.routing import plain_route
 from penstock.kernels.reference import ReferenceKernels
-from penstock.kernels.routing import plain_route
 
 HIDDEN, WIDTH = 192, 128
 #: Rows of each expert: of one token, of several, and of more experts and rows than one call has.

@@ -29,6 +29,7 @@ from penstock.kernels.experts import (
 )
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.int_mm import TorchKernels
+from penstock.kernels.mixture.routing import Routed, Router, Routing
 from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
@@ -45,7 +46,6 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import ForwardingKernels, Kernels, KernelTraits
 from penstock.kernels.reference import ReferenceKernels
-from penstock.kernels.routing import Routed, Router, Routing
 from penstock.kernels.shared.handover import Handover
 from penstock.kernels.shared.shared_kernels import SharedKernels
 from penstock.kernels.shared.split_matrix import SplitMatrix

@@ -15,11 +15,12 @@ from penstock.config import GROUP_SIZES
 from penstock.kernels import reference
 from penstock.kernels.adapters.native import NativeLowRank
 from penstock.kernels.cpu_builds import load_library
-from penstock.kernels.cpu_experts import NativeExperts, UncomputedExperts
 from penstock.kernels.expert_records import MatrixRecord, padded_rows, token_bytes
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import CODEBOOK_BYTES, Int4Tensor, StackedMatrix
 from penstock.kernels.kv.clamped import ClampNotice
+from penstock.kernels.mixture.native import NativeExperts, UncomputedExperts
+from penstock.kernels.mixture.routing import Routed, Router, Routing
 from penstock.kernels.operands import (
     KV_CODES,
     MAX_IN_FEATURES,
@@ -38,7 +39,6 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.native import NativeRecurrences
-from penstock.kernels.routing import Routed, Router, Routing
 from penstock.kernels.shared.handed_product import HandedProduct
 from penstock.kernels.sublayers.native import NativeSublayers
 from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, partial_bytes

@@ -13,6 +13,7 @@ from penstock.config import KernelChoice
 from penstock.errors import ConfigError
 from penstock.kernels.adapters.low_rank import LowRankKernels
 from penstock.kernels.experts import ExpertKernels
+from penstock.kernels.mixture.routing import Routed, Router, Routing, plain_route
 from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
@@ -22,7 +23,6 @@ from penstock.kernels.operands import (
     Matrix,
     RouterFunction,
 )
-from penstock.kernels.routing import Routed, Router, Routing, plain_route
 from penstock.kernels.sublayers.protocol import Sublayers
 from penstock.spec import KV_LAYOUTS, KVLayout
 

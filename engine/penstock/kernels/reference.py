@@ -21,6 +21,7 @@ from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.kv.clamped import ClampNotice
 from penstock.kernels.kv.int8 import quantize_kv
+from penstock.kernels.mixture.routing import Routed, Router, Routing, plain_route
 from penstock.kernels.operands import (
     KV_CODES,
     ActivationFunction,
@@ -37,7 +38,6 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.plain import PlainRecurrences
-from penstock.kernels.routing import Routed, Router, Routing, plain_route
 from penstock.spec import INT8
 
 #: Largest magnitude of an activation as an integer. 32512 = 127 * 256 keeps `hi` within int8.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import ForwardingKernels, Kernels, Routed, Router, Routing
-from penstock.kernels.routing import choose
+from penstock.kernels.mixture.routing import choose
 
 #: The share of scores that a guess knows, so that it finds about 80% of a token's experts by the usual
 #: popularity. Others measured 70 to 89% in trained models.

@@ -1,4 +1,4 @@
-"""SparseMixer, a router's choice that kernels don't have (penstock/kernels/routing.py has the others)."""
+"""SparseMixer, a choice of experts that kernels don't have (kernels/mixture/routing.py has the others)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import Kernels, Routed
-from penstock.kernels.routing import best_columns, sum_of_columns
+from penstock.kernels.mixture.routing import best_columns, sum_of_columns
 from penstock.weights.layer_weights import LayerWeights
 
 

@@ -13,6 +13,7 @@ from penstock.kernels.cuda.linear import CudaLinear
 from penstock.kernels.experts import PlainExperts
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
+from penstock.kernels.mixture.routing import Routed, Router, Routing, plain_route
 from penstock.kernels.operands import (
     ACTIVATION_CODES,
     KV_CODES,
@@ -30,7 +31,6 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.plain import PlainRecurrences
-from penstock.kernels.routing import Routed, Router, Routing, plain_route
 from penstock.spec import INT8
 
 #: Rows of up to this width are summed by one warp.
