@@ -24,6 +24,7 @@ from penstock.memory.direct_io import (
     aligned_buffer,
     round_up,
 )
+from penstock.memory.reads import queued_reads
 from penstock.memory.reads.queued_reads import QueuedReads
 
 
@@ -152,6 +153,17 @@ def test_queued_reads_that_come_short_or_fail(file: Path, monkeypatch: pytest.Mo
             reader.submit(file, 0, 20 * PAGE, buffer).result()
         ends.error, ends.most = 0, 1 << 30  # a passing fault
         assert reader.submit(file, 0, 20 * PAGE, buffer).result() == 20 * PAGE
+
+
+@pytest.mark.parametrize(("ends", "expected"), [([1, 1, 0], True), ([0], True), ([1] * 8, False)])
+def test_a_read_that_has_ended_when_somebody_looks_is_tried_again(
+    ends: list[int], expected: bool, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QueuedReads, "submit", lambda reads, orders: len(orders))
+    monkeypatch.setattr(QueuedReads, "wait", lambda reads, least: [(0, 1)] * ends.pop(0))
+    monkeypatch.setattr(queued_reads, "_tried", {})
+    with file.open("rb") as opened:
+        assert queued_reads.is_queued(opened.fileno()) == expected and not ends
 
 
 def test_reads_that_the_system_does_not_queue(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,13 @@ from penstock.kernels import (
     PlainExperts,
     PlanesTensor,
     QuantizedTensor,
+    Router,
+    RouterFunction,
+    Routing,
 )
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
+from penstock.kernels.mixture.routing import plain_route
 from penstock.kernels.reference import ReferenceKernels
 
 HIDDEN, WIDTH = 192, 128
@@ -76,19 +80,42 @@ def test_experts_together_are_experts_one_by_one(kind: str, activations: str) ->
 
 
 @pytest.mark.parametrize("build", compiled_builds())
-@pytest.mark.parametrize("least_sum", [None, 1e-20, 0.5])
-def test_experts_are_chosen_as_torch_sorts(build: str, least_sum: float | None) -> None:
-    native = NativeKernels(build=build).experts
-    generator = torch.Generator().manual_seed(2)
-    for num_tokens, number, num_chosen in ((1, 128, 8), (40, 61, 61), (3, 512, 1), (300, 32, 4)):
-        ranked = torch.randint(-9, 9, (num_tokens, number), generator=generator) / 4  # many are equal
-        ranked[0, ::7], ranked[-1, 3], ranked[-1, 5], ranked[-1, 4] = torch.nan, -0.0, 0.0, -torch.inf
-        scores = torch.randn(num_tokens, number, generator=generator)
-        for values in (scores, scores.softmax(-1), ranked):
-            found = native.choose(values, ranked, num_chosen, least_sum, 2.5)
-            expected = PlainExperts(ReferenceKernels()).choose(values, ranked, num_chosen, least_sum, 2.5)
-            assert torch.equal(found.experts, expected.experts)
-            assert torch.equal(found.scores.nan_to_num(7.0), expected.scores.nan_to_num(7.0))
+@pytest.mark.parametrize("function", ["none", "softmax", "sigmoid"])
+def test_experts_are_chosen_as_torch_sorts(build: str, function: RouterFunction) -> None:
+    """Of routers with one input, so that logits are products of two numbers."""
+    native, generator = NativeKernels(build=build), torch.Generator().manual_seed(2)
+    sizes = (
+        (1, 128, 8, 1, 1),
+        (40, 61, 61, 1, 1),
+        (3, 512, 1, 8, 1),
+        (300, 32, 4, 4, 2),
+        (5, 96, 30, 48, 16),
+    )
+    for num_tokens, number, num_chosen, num_groups, num_chosen_groups in sizes:
+        weight = torch.randint(-9, 9, (number, 1), generator=generator) / 4  # many are equal
+        weight[3], weight[5], weight[4] = -0.0, 0.0, -torch.inf
+        x, bias = torch.randn(num_tokens, 1, generator=generator), weight.flatten().flip(0)
+        correction = torch.randint(-2, 2, (number,), generator=generator) / 2
+        flawed = weight.clone()
+        flawed[::7] = torch.nan
+        for router in (
+            Router(weight),
+            Router(flawed),
+            Router(weight.clamp_min(-9), bias.clamp_min(-9), correction),
+            Router(flawed, None, correction),
+        ):
+            for is_renormalized, least_sum, num_counted in (
+                (False, 0.0, 1),
+                (True, 1e-20, 2),
+                (True, 0.5, 3),
+            ):
+                routing = Routing(
+                    number, num_chosen, function, is_renormalized, least_sum, 2.5, True, num_groups,
+                    num_chosen_groups, num_counted,
+                )  # fmt: skip
+                found, expected = native.route(x, router, routing), plain_route(native, x, router, routing)
+                assert torch.equal(found.experts, expected.experts), (routing, router)
+                assert torch.equal(found.scores.nan_to_num(7.0), expected.scores.nan_to_num(7.0))
 
 
 class Reads:

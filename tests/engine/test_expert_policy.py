@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 import torch
 
+from penstock.kernels import Router, Routing
 from penstock.kernels.reference import ReferenceKernels
 from penstock.memory.planning.popularity import (
     chosen_shares,
@@ -103,7 +104,7 @@ def serve(
     uses.add(layer)
     missing = [expert for expert in layer if expert not in held]
     for expert in (each for each in layer if each in held):
-        policy.use(expert)
+        policy.use([expert])
     for number, expert in enumerate(missing):
         if len(held) == num_slots:
             waited_for = set(missing[number:])
@@ -114,7 +115,7 @@ def serve(
             policy.remove(victim)
             held.remove(victim)
         held.add(expert)
-        policy.use(expert)
+        policy.use([expert])
 
 
 def test_the_usual_popularity_gives_the_published_hit_rates() -> None:
@@ -188,22 +189,24 @@ def test_learned_weights_are_those_that_were_drawn() -> None:
 def test_drawn_routers_choose_by_the_popularity() -> None:
     weights = usual_weights(NUM_EXPERTS)
     kernels = DrawnRouters(ReferenceKernels(), weights)
-    scores = kernels.router_scores(torch.zeros(4000, 4), torch.zeros(NUM_EXPERTS, 4), None, "softmax")
-    chosen = scores.topk(NUM_CHOSEN, dim=1).indices.flatten().bincount(minlength=NUM_EXPERTS) / 4000
+    router, routing = Router(torch.zeros(NUM_EXPERTS, 4)), Routing(NUM_EXPERTS, NUM_CHOSEN)
+    experts, _ = kernels.route(torch.zeros(4000, 4), router, routing)
+    chosen = experts.flatten().bincount(minlength=NUM_EXPERTS) / 4000
     assert chosen.tolist() == pytest.approx(chosen_shares(weights, NUM_CHOSEN), abs=0.04)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.8, 1.0])
 def test_drawn_routers_guess_the_next_layers_choice(share: float) -> None:
     kernels = DrawnRouters(ReferenceKernels(), usual_weights(NUM_EXPERTS), share_guessed=share)
-    first, second = torch.zeros(NUM_EXPERTS, 4), torch.zeros(NUM_EXPERTS, 4)
+    first, second = (Router(torch.zeros(NUM_EXPERTS, 4)) for _ in range(2))
+    routing = Routing(NUM_EXPERTS, NUM_CHOSEN)
     num_right = 0
     for _ in range(300):
         x = torch.zeros(1, 4)
-        kernels.router_scores(x, first, None, "softmax")
-        guess = kernels.router_scores(x, second, None, "softmax").topk(NUM_CHOSEN).indices[0].tolist()
-        scores = kernels.router_scores(torch.zeros(1, 4), second, None, "softmax")
-        num_right += len(set(guess) & set(scores.topk(NUM_CHOSEN).indices[0].tolist()))
+        kernels.route(x, first, routing)
+        guess = kernels.route(x, second, routing).experts[0].tolist()
+        chosen = kernels.route(torch.zeros(1, 4), second, routing).experts[0].tolist()
+        num_right += len(set(guess) & set(chosen))
     by_chance = sum(each**2 for each in chosen_shares(usual_weights(NUM_EXPERTS), NUM_CHOSEN)) / NUM_CHOSEN
     expected = {0.0: by_chance, 0.8: 0.8, 1.0: 1.0}[share]
     assert num_right / 300 / NUM_CHOSEN == pytest.approx(expected, abs=0.04)

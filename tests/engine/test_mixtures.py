@@ -27,13 +27,13 @@ from penstock.config import EngineConfig, KernelChoice
 from penstock.engine import Engine
 from penstock.errors import InvalidConfig, UnsupportedModel, WrongTensor
 from penstock.generation.requests.generation_request import SamplingParams
-from penstock.kernels import Kernels, Routed, choose_kernels
+from penstock.kernels import Kernels, Routed, Router, Routing, choose_kernels
 from penstock.kernels.reference import ReferenceKernels
 from penstock.model import mixture as mixtures
 from penstock.model.families.gemma import gemma4
 from penstock.model.mixture import Mixture, blend
 from penstock.model.registry import open_model, read_spec
-from penstock.model.routing import Routing, route, sparse_mixer
+from penstock.model.routing import sparse_mixer
 from penstock.weights.conversion.convert import convert
 from penstock.weights.layer_weights import ExpertGroup, LayerWeights
 from penstock.weights.store import WeightStore
@@ -122,9 +122,7 @@ def test_guessed_experts_change_no_bit(tmp_path: Path) -> None:
 
 def routed_by(routing: Routing, logits: Tensor, correction: Tensor | None = None) -> Routed:
     """What a router makes of logits: its matrix is the identity."""
-    tensors: dict[str, Any] = {"router": torch.eye(logits.shape[1])}
-    tensors |= {} if correction is None else {"router.correction": correction}
-    return route(ReferenceKernels(), LayerWeights(tensors), logits, routing)
+    return ReferenceKernels().route(logits, Router(torch.eye(logits.shape[1]), None, correction), routing)
 
 
 def test_a_softmax_over_the_chosen_is_a_renormalized_one() -> None:

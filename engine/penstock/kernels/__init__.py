@@ -25,11 +25,11 @@ from penstock.kernels.experts import (
     ExpertRows,
     GatedExpert,
     PlainExperts,
-    Routed,
     settle_all,
 )
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.int_mm import TorchKernels
+from penstock.kernels.mixture.routing import Routed, Router, Routing
 from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
@@ -76,7 +76,9 @@ __all__ = [
     "PlanesTensor",
     "QuantizedTensor",
     "Routed",
+    "Router",
     "RouterFunction",
+    "Routing",
     "SharedKernels",
     "SplitMatrix",
     "StackedMatrix",

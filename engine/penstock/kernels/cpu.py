@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +15,12 @@ from penstock.config import GROUP_SIZES
 from penstock.kernels import reference
 from penstock.kernels.adapters.native import NativeLowRank
 from penstock.kernels.cpu_builds import load_library
-from penstock.kernels.cpu_experts import NativeExperts, UncomputedExperts
 from penstock.kernels.expert_records import MatrixRecord, padded_rows, token_bytes
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import CODEBOOK_BYTES, Int4Tensor, StackedMatrix
 from penstock.kernels.kv.clamped import ClampNotice
+from penstock.kernels.mixture.native import NativeExperts, UncomputedExperts
+from penstock.kernels.mixture.routing import Routed, Router, Routing
 from penstock.kernels.operands import (
     KV_CODES,
     MAX_IN_FEATURES,
@@ -172,6 +174,17 @@ class NativeKernels(NativeRecurrences):
             ROUTER_CODES[function], y.data_ptr(),
         )  # fmt: skip
         return y
+
+    def route(self, x: Tensor, router: Router, routing: Routing) -> Routed:
+        (num_tokens, in_features), num_chosen = x.shape, routing.num_chosen
+        experts = torch.empty(num_tokens, num_chosen, dtype=torch.int64)
+        chosen = torch.empty(num_tokens, num_chosen)
+        scratch = torch.empty(2 * num_tokens * routing.num_experts)
+        self._library.penstock_route(
+            x.data_ptr(), x.stride(0), num_tokens, in_features, *router.native,
+            ctypes.byref(routing.native), experts.data_ptr(), chosen.data_ptr(), scratch.data_ptr(),
+        )  # fmt: skip
+        return Routed(experts, chosen)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
         num_tokens, num_heads, head_dim = x.shape

@@ -144,9 +144,9 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_layer_norm": (_P, _N, _N, _N, _P, _P, _F, _P),
     "penstock_activation": (_P, _N, _N, _N, _I, _F, _F, _I, _P),
     "penstock_router_scores": (_P, _N, _N, _N, _P, _P, _N, _I, _P),
-    "penstock_choose_experts": (_P, _P, _N, _N, _N, _I, _F, _F, _P, _P),
+    "penstock_route": (_P, _N, _N, _N, _P, _P, _P, _P, _P, _P, _P),
     "penstock_gated_experts": (_P, _N, _P, _P, _N, _I, _F, _F, _I, _P, _P, _N, _P, _P, _P),
-    "penstock_weighted_sum": (_P, _P, _P, _N, _N, _N, _P),
+    "penstock_weighted_sum": (_P, _P, _P, _P, _N, _N, _N, _P),
     "penstock_add_low_rank": (_P, _N, _N, _P, _N, _P, _N, _P, _N, _P, _N, _P, _N),
     "penstock_rope": (_P, _N, _N, _N, _N, _N, _P, _P, _I),
     "penstock_quantize_weights": (_P, _I, _N, _N, _P, _P, _P),
@@ -156,7 +156,7 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
         _P, _P, _N, _P, _P,
     ),
     "penstock_attention_sublayer": (
-        _P, _P, _N, _P, _P, _N, _P, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _P, _N, _I, _P, _P, _P,
+        _P, _P, _N, _P, _P, _N, _P, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _P, _N, _I, _P, _P, _P, _P,
     ),
     "penstock_layers": (
         _P, _N, _P, _N, _P, _P, _P, _N, _P, _P, _P, _N, _I, _F, _F, _I, _P, _P, _P, _P

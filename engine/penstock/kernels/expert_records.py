@@ -28,6 +28,12 @@ class MatrixRecord(ctypes.Structure):
     )  # fmt: skip
 
 
+class WeightsRecord(ctypes.Structure):
+    """The expert_weights of experts.h."""
+
+    _fields_ = (("gate_up", _P), ("down", _P), ("gate_up_bias", _P), ("down_bias", _P))
+
+
 def token_bytes(in_features: int, num_groups: int) -> int:
     """Bytes of a row of activations as integers, with their sums and scales."""
     return 2 * ((in_features + 127) // 128 * 128) + 8 * num_groups + 4
@@ -39,14 +45,14 @@ def padded_rows(num_rows: int) -> int:
 
 
 class ExpertRecord(NamedTuple):
-    """What experts.h takes of an expert, but for its rows. The matrices' records live as long as this one."""
+    """What experts.h takes of an expert, but for its rows. The other records live as long as this one."""
 
-    #: The addresses of the records of gate_up and down, and those of their biases or 0.
-    numbers: tuple[int, int, int, int]
+    #: Where the expert's WeightsRecord lies.
+    address: int
     #: Bytes of scratch memory for a row: activations, and the results of gate_up before and behind the
     #: activation function.
     row_bytes: int
-    matrices: tuple[MatrixRecord, MatrixRecord]
+    records: tuple[WeightsRecord, MatrixRecord, MatrixRecord]
 
     @classmethod
     def of(
@@ -60,9 +66,10 @@ class ExpertRecord(NamedTuple):
         if gate_up is None or down is None:
             return None
         activations = (token_bytes(each.in_features, each.num_groups) for each in (gate_up, down))
-        addresses = ctypes.addressof(gate_up), ctypes.addressof(down)
-        numbers = (*addresses, gate_up_bias or 0, down_bias or 0)
-        return cls(numbers, 12 * down.in_features + max(activations), (gate_up, down))
+        matrices = ctypes.addressof(gate_up), ctypes.addressof(down)
+        weights = WeightsRecord(*matrices, gate_up_bias, down_bias)
+        row_bytes = 12 * down.in_features + max(activations)
+        return cls(ctypes.addressof(weights), row_bytes, (weights, gate_up, down))
 
 
 def scratch_bytes(num_experts: int, num_padded: int, row_bytes: int) -> int:

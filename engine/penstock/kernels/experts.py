@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -56,23 +56,8 @@ def settle_all(arriving: Arriving | None) -> None:
         arriving.settle(index)
 
 
-class Routed(NamedTuple):
-    """The experts of each token, best first."""
-
-    experts: Tensor  # int64 [num_tokens, num_chosen]
-    scores: Tensor  # float32 [num_tokens, num_chosen]
-
-
 class ExpertKernels(Protocol):
     """Part of Kernels."""
-
-    def choose(
-        self, scores: Tensor, ranked: Tensor, num_chosen: int, least_sum: float | None, scaling: float
-    ) -> Routed:
-        """The experts with the largest numbers in each row of `ranked` and their `scores`, both float32
-        [num_tokens, num_experts]. Of equal experts, the one with the lower number is better; NaN is the
-        largest. With `least_sum`, scores are divided by their sum, added best first, or by `least_sum` if
-        that is larger. Then they are multiplied by `scaling`. Each operation rounds."""
 
     def compute(
         self,
@@ -88,10 +73,11 @@ class ExpertKernels(Protocol):
         linear() and gated_activation(), in any company. The weights of the last experts, as many as
         `arriving` has, are there when their reads have ended. Raises what reading raised."""
 
-    def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None) -> Tensor:
+    def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None, onto: Tensor | None = None) -> Tensor:
         """The sum over r of parts[rows[t, r]] * scores[t, r], for each token t: parts [num_rows, width], rows
         int64 and scores float32 [num_tokens, num_ranks] -> [num_tokens, width]. Ranks are added in their
-        order; each product and each sum rounds. Without scores, the parts themselves are added."""
+        order, and their sum to `onto` [num_tokens, width]; each product and each sum rounds. Without scores,
+        the parts themselves are added."""
 
 
 class ExpertCalls(Protocol):
@@ -107,18 +93,6 @@ class PlainExperts:
 
     def __init__(self, kernels: ExpertCalls) -> None:
         self._kernels = kernels
-
-    def choose(
-        self, scores: Tensor, ranked: Tensor, num_chosen: int, least_sum: float | None, scaling: float
-    ) -> Routed:
-        experts = ranked.sort(dim=-1, descending=True, stable=True).indices[:, :num_chosen]
-        chosen = scores.gather(1, experts)
-        if least_sum is not None:
-            total, *others = chosen.unbind(1)
-            for column in others:  # torch's own sum may split a row where there are few rows
-                total = total + column
-            chosen = chosen / total[:, None].clamp_min(least_sum)
-        return Routed(experts, chosen * scaling if scaling != 1 else chosen)
 
     def compute(
         self,
@@ -137,11 +111,11 @@ class PlainExperts:
             inner = kernels.gated_activation(rows, function)
             y[first:end] = kernels.linear(inner, expert.down, expert.down_bias)
 
-    def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None) -> Tensor:
+    def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None, onto: Tensor | None = None) -> Tensor:
         ranked = parts[rows]
         if scores is not None:
             ranked *= scores[..., None]
         total, *others = ranked.unbind(1)
         for part in others:
             total += part
-        return total
+        return total if onto is None else onto + total

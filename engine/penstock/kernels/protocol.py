@@ -13,6 +13,7 @@ from penstock.config import KernelChoice
 from penstock.errors import ConfigError
 from penstock.kernels.adapters.low_rank import LowRankKernels
 from penstock.kernels.experts import ExpertKernels
+from penstock.kernels.mixture.routing import Routed, Router, Routing, plain_route
 from penstock.kernels.operands import (
     ActivationFunction,
     AttentionSpec,
@@ -159,6 +160,9 @@ class Kernels(Recurrences, Protocol):
         `weight` is float32 [num_experts, in_features], since a small error may choose another expert. The
         softmax goes over a token's experts."""
 
+    def route(self, x: Tensor, router: Router, routing: Routing) -> Routed:
+        """The experts of x [num_tokens, in_features]: plain_route() defines them."""
+
     @property
     def experts(self) -> ExpertKernels:
         """Arithmetic of mixtures of experts."""
@@ -265,6 +269,10 @@ class ForwardingKernels(_ForwardingRecurrences):
         self, x: Tensor, weight: Tensor, bias: Tensor | None, function: RouterFunction
     ) -> Tensor:
         return self._kernels.router_scores(x, weight, bias, function)
+
+    def route(self, x: Tensor, router: Router, routing: Routing) -> Routed:
+        """By router_scores(), which a wrapper may replace."""
+        return plain_route(self, x, router, routing)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
         self._kernels.rope(x, cos, sin, is_interleaved)

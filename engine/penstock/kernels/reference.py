@@ -21,6 +21,7 @@ from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.kv.clamped import ClampNotice
 from penstock.kernels.kv.int8 import quantize_kv
+from penstock.kernels.mixture.routing import Routed, Router, Routing, plain_route
 from penstock.kernels.operands import (
     KV_CODES,
     ActivationFunction,
@@ -245,6 +246,9 @@ class PlainOperations(PlainRecurrences):
             if function == "softmax":
                 logit.copy_(logit.softmax(-1))
         return (torch.sigmoid(logits) if function == "sigmoid" else logits).float()
+
+    def route(self, x: Tensor, router: Router, routing: Routing) -> Routed:
+        return plain_route(self, x, router, routing)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
         half = cos.shape[-1]

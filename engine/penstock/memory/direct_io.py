@@ -147,9 +147,8 @@ class DirectReader:
         The result is num_bytes. The future, or this call, raises CorruptFile if the file ends early, can't be
         read, or was changed since it was first read.
         """
-        _check_range(offset, num_bytes, buffer)
-        whole = Range(self._open(path), Future(), num_bytes)
-        address = buffer.data_ptr()
+        address = _checked_address(offset, num_bytes, buffer)
+        whole = Range(self._unchanged(path), Future(), num_bytes)
         starts = range(0, num_bytes, self._block_bytes)
         whole.num_blocks = len(starts)
         if not starts:
@@ -165,12 +164,14 @@ class DirectReader:
         """What submit() does, behind all ranges that were ordered before: one range after the other, by a
         thread of C. One thread at a time orders, and asks for ends. None: the system has no such reads, or
         not of this file."""
-        _check_range(offset, num_bytes, buffer)
+        address = _checked_address(offset, num_bytes, buffer)
         file = self._open(path)
         if not file.is_queued or self._preadv is not None or self._ordered is None or not num_bytes:
             return None
         again = partial(self.submit, path, offset, num_bytes, buffer)
-        return self._ordered.give(file.descriptor, offset, buffer.data_ptr(), num_bytes, again)
+        return self._ordered.give(
+            file.descriptor, file.size, file.modified_ns, offset, address, num_bytes, again
+        )
 
     def close(self) -> None:
         """Wait for all submitted reads, and end the threads."""
@@ -186,11 +187,20 @@ class DirectReader:
         return self._open(path).is_direct
 
     def _open(self, path: Path) -> OpenFile:
+        file = self._files.get(path)
+        if file is not None:
+            return file
         try:
-            file = self._files.get(path)
-            if file is None:
-                with self._lock:  # several threads submit
-                    file = self._files.get(path) or self._opened(path)
+            with self._lock:  # several threads submit
+                return self._files.get(path) or self._opened(path)
+        except OSError as error:
+            raise CorruptFile(f"{path} can't be read: {error.strerror}") from error
+
+    def _unchanged(self, path: Path) -> OpenFile:
+        """Raises CorruptFile if the file was changed since it was opened. Ordered reads look at it
+        themselves."""
+        file = self._open(path)
+        try:
             status = os.fstat(file.descriptor)
         except OSError as error:
             raise CorruptFile(f"{path} can't be read: {error.strerror}") from error
@@ -220,9 +230,12 @@ class DirectReader:
             return self._threads
 
 
-def _check_range(offset: int, num_bytes: int, buffer: Tensor) -> None:
-    if offset % PAGE or buffer.data_ptr() % PAGE or buffer.numel() < round_up(num_bytes):
-        raise ValueError(f"offset {offset} or the buffer of {buffer.numel()} bytes is not in whole pages")
+def _checked_address(offset: int, num_bytes: int, buffer: Tensor) -> int:
+    """Where the buffer begins. Raises ValueError if it or the range is not in whole pages."""
+    address, room = buffer.data_ptr(), buffer.numel()
+    if offset % PAGE or address % PAGE or room < round_up(num_bytes):
+        raise ValueError(f"offset {offset} or the buffer of {room} bytes is not in whole pages")
+    return address
 
 
 def _open_direct(path: Path, devices: set[int]) -> tuple[int, bool]:

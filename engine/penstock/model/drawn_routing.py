@@ -3,18 +3,20 @@ benchmark are random, and what their routers would choose says nothing about a t
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from penstock.kernels import ForwardingKernels, Kernels, RouterFunction
+from penstock.kernels import ForwardingKernels, Kernels, Routed, Router, Routing
+from penstock.kernels.mixture.routing import choose
 
 #: The share of scores that a guess knows, so that it finds about 80% of a token's experts by the usual
 #: popularity. Others measured 70 to 89% in trained models.
 SHARE_GUESSED = 0.8
-#: Rows of scores that are drawn at a time.
-DRAWN_AHEAD = 1024
+#: Choices that are drawn at the beginning.
+NUM_DRAWN = 8192
 
 
 class DrawnRouters(ForwardingKernels):
@@ -39,41 +41,48 @@ class DrawnRouters(ForwardingKernels):
         self._logits = torch.tensor(weights).log()
         self._generator = torch.Generator().manual_seed(seed)
         self._share_guessed = share_guessed
-        #: Scores that are drawn ahead, of each function, with the guesses for them: one by one, they would
-        #: take longer than a router.
-        self._drawn: dict[RouterFunction, Iterator[tuple[Tensor, Tensor]]] = {}
-        #: What the last router got, and the router's address; scores of routers that were guessed.
+        #: Choices with the guesses of them, of which one is taken by chance each time: drawn one by one, they
+        #: would take longer than a router.
+        self._drawn: dict[Routing, list[tuple[Routed, Routed]]] = {}
+        self._random = random.Random(seed)
+        #: What the last router got, and the router's address; choices of routers that were guessed.
         self._asked: tuple[Tensor, int] | None = None
-        self._guessed: dict[int, Tensor] = {}
+        self._guessed: dict[int, Routed] = {}
 
-    def router_scores(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, function: RouterFunction
-    ) -> Tensor:
-        own = super().router_scores(x, weight, bias, function)
-        router = weight.data_ptr()
-        if len(own) > 1:
-            return self._draw(len(own), function).to(own.device)
-        if self._asked is not None and x is self._asked[0] and router != self._asked[1]:
-            self._guessed[router], guess = self._next(function)
-            return guess.to(own.device)
-        self._asked = x, router
-        guessed = self._guessed.pop(router, None)
-        return (self._next(function)[0] if guessed is None else guessed).to(own.device)
+    def route(self, x: Tensor, router: Router, routing: Routing) -> Routed:
+        own, address = self._kernels.route(x, router, routing), router.weight.data_ptr()
+        if x.shape[0] > 1:
+            return _chosen(self._draw(x.shape[0]), routing, own.experts.device)
+        if self._asked is not None and x is self._asked[0] and address != self._asked[1]:
+            self._guessed[address], guess = self._next(routing, own.experts.device)
+            return guess
+        self._asked = x, address
+        guessed = self._guessed.pop(address, None)
+        return self._next(routing, own.experts.device)[0] if guessed is None else guessed
 
-    def _next(self, function: RouterFunction) -> tuple[Tensor, Tensor]:
-        """The scores of one token, and a guess."""
-        found = next(self._drawn.setdefault(function, iter(())), None)
-        if found is None:
-            rows, others = self._draw(DRAWN_AHEAD, function), self._draw(DRAWN_AHEAD, function)
+    def _next(self, routing: Routing, device: torch.device) -> tuple[Routed, Routed]:
+        """The choice of one token, and a guess."""
+        if routing not in self._drawn:
+            rows, others = self._draw(NUM_DRAWN), self._draw(NUM_DRAWN)
             is_right = torch.rand(rows.shape, generator=self._generator) < self._share_guessed
             guesses = torch.where(is_right, rows, others)
-            self._drawn[function] = zip(torch.split(rows, 1), torch.split(guesses, 1), strict=True)
-            found = next(self._drawn[function])
-        return found
+            choices, guessed = (_chosen(each, routing, device) for each in (rows, guesses))
+            self._drawn[routing] = list(zip(_rows(choices), _rows(guessed), strict=True))
+        return self._random.choice(self._drawn[routing])
 
-    def _draw(self, num_rows: int, function: RouterFunction) -> Tensor:
+    def _draw(self, num_rows: int) -> Tensor:
+        """Logits."""
         noise = -torch.empty(num_rows, len(self._logits)).exponential_(generator=self._generator).log()
-        logits = self._logits + noise
-        if function == "softmax":
-            return logits.softmax(-1)
-        return torch.sigmoid(logits) if function == "sigmoid" else logits
+        return self._logits + noise
+
+
+def _chosen(logits: Tensor, routing: Routing, device: torch.device) -> Routed:
+    scores = logits
+    if routing.function != "none":
+        scores = logits.softmax(-1) if routing.function == "softmax" else torch.sigmoid(logits)
+    return Routed(*(each.to(device) for each in choose(scores, logits, routing)))
+
+
+def _rows(routed: Routed) -> Iterator[Routed]:
+    """The choices of one token after the other."""
+    return map(Routed, *(torch.split(each, 1) for each in routed))

@@ -3,6 +3,7 @@ what it computes. Attention and norms belong to the family, so that any family c
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -10,11 +11,18 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from penstock.kernels import ActivationFunction, Arriving, GatedFunction, Kernels, Routed, settle_all
+from penstock.kernels import (
+    ActivationFunction,
+    Arriving,
+    GatedFunction,
+    Kernels,
+    Routed,
+    Routing,
+    settle_all,
+)
 from penstock.model.architecture import linear_tensors
 from penstock.model.family import Family
 from penstock.model.layers import gated_mlp, mlp
-from penstock.model.routing import Routing, route
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.merged_experts import rename, separate_experts
 from penstock.weights.layer_weights import LayerWeights
@@ -182,12 +190,14 @@ class Mixture:
             separate_experts(checkpoint, prefix + names.merged_down, expert, down, is_transposed)
 
 
-def mixture_mlp(family: Family, weights: LayerWeights, x: Tensor, mixture: Mixture) -> Tensor:
-    """What the mlp of a layer with experts makes of x [num_tokens, hidden_size]."""
-    routed = route(family.kernels, weights, x, mixture.routing)
-    return mixed(
-        family, weights, x, mixture, routed, partial(_guess, family.kernels, weights, x, mixture.routing)
-    )
+def mixture_mlp(
+    family: Family, weights: LayerWeights, x: Tensor, mixture: Mixture, onto: Tensor | None = None
+) -> Tensor:
+    """What the mlp of a layer with experts makes of x [num_tokens, hidden_size], added to `onto` of the same
+    shape."""
+    routed = family.kernels.route(x, weights.router, mixture.routing)
+    guess = partial(_guess, family.kernels, weights, x, mixture.routing)
+    return mixed(family, weights, x, mixture, routed, guess, onto)
 
 
 def _guess(kernels: Kernels, weights: LayerWeights, x: Tensor, routing: Routing) -> None:
@@ -198,8 +208,8 @@ def _guess(kernels: Kernels, weights: LayerWeights, x: Tensor, routing: Routing)
         return
     following = behind.weights()
     if following is not None and "router" in following:
-        guessed = route(kernels, following, x, routing).experts.flatten().tolist()
-        behind.expect(list(dict.fromkeys(guessed)))
+        guessed = kernels.route(x, following.router, routing).experts.tolist()
+        behind.expect(list(dict.fromkeys(itertools.chain(*guessed))))
 
 
 def mixed(
@@ -209,10 +219,14 @@ def mixed(
     mixture: Mixture,
     routed: Routed,
     meanwhile: Callable[[], None] | None = None,
+    onto: Tensor | None = None,
 ) -> Tensor:
-    """The experts of each token, and the shared expert."""
+    """The experts of each token, and the shared expert, added to `onto`."""
+    if onto is not None and (mixture.narrow_size or mixture.shared_size):
+        return onto + mixed(family, weights, x, mixture, routed, meanwhile)
     narrow = family.project(weights, "narrow_in", x) if mixture.narrow_size else x
-    y = blend(family.kernels, weights, narrow, routed, mixture.compute, mixture.scales_inputs, meanwhile)
+    kernels, scales_inputs = family.kernels, mixture.scales_inputs
+    y = blend(kernels, weights, narrow, routed, mixture.compute, scales_inputs, meanwhile, onto)
     y = family.project(weights, "narrow_out", y) if mixture.narrow_size else y
     if not mixture.shared_size:
         return y
@@ -249,8 +263,10 @@ def blend(
     compute: ComputeExperts,
     scales_inputs: bool = False,
     meanwhile: Callable[[], None] | None = None,
+    onto: Tensor | None = None,
 ) -> Tensor:
-    """The sum of each token's experts, times their scores: [num_tokens, hidden_size] -> the same shape.
+    """The sum of each token's experts, times their scores: [num_tokens, hidden_size] -> the same shape. The
+    sum is added to `onto`.
 
     Each expert is asked for once, for all its tokens. Experts come in groups, in the order in which they are
     in memory, and a group is computed together. A token's experts are added best first, so that the order in
@@ -259,14 +275,14 @@ def blend(
     order, rows, tokens, spans = _order(routed.experts)
     if scales_inputs:
         x, tokens = x[tokens] * routed.scores.view(-1, 1)[order], torch.arange(len(order), device=x.device)
-    parts = x.new_empty(len(order), x.shape[1])
+    parts = x.new_empty(order.shape[0], x.shape[1])
     num_tokens = [end - first for first, end in spans.values()]
     for group, arriving in weights.arriving_groups(list(spans), num_tokens):
         if meanwhile is not None:
             meanwhile()
             meanwhile = None
         compute(kernels, x, tokens, [(expert, *spans[number]) for number, expert in group], parts, arriving)
-    return kernels.experts.add(parts, rows, None if scales_inputs else routed.scores)
+    return kernels.experts.add(parts, rows, None if scales_inputs else routed.scores, onto)
 
 
 def _order(experts: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[int, tuple[int, int]]]:
@@ -274,7 +290,7 @@ def _order(experts: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[int, tuple[int
     each place, where it is now, [num_tokens, num_chosen]; the token of each sorted place; and for each expert
     that is needed, where its places begin and end."""
     if experts.shape[0] == 1:
-        numbers = experts[0].tolist()
+        (numbers,) = experts.tolist()
         order, rows, tokens, places = _order_of_one(len(numbers), experts.device)
         return order, rows, tokens, dict(zip(numbers, places, strict=True))
     flat = experts.flatten()

@@ -95,7 +95,8 @@ class ExpertLender:
         """LayerWeights.arriving_groups() of a layer."""
         tier, stalled_before, group = self._tier, self._tier.stall_s, Group()
         for group, arriving in tier.gather_arriving(self._keys_of(layer, numbers)):
-            yield [(key.expert or 0, self._weights(key, arrival)) for key, arrival in group], arriving
+            lent = [(key.expert or 0, each.views or self._weights(key, each)) for key, each in group]
+            yield lent, arriving
         if group:  # the host's link only counts, and what was waited for is known afterwards
             self._link.acquire(group[0][1].buffer, tier.stall_s - stalled_before)
 
@@ -145,9 +146,10 @@ class ExpertLender:
     def _views_of(self, key: UnitKey, buffer: Tensor) -> LayerWeights:
         """Views of an expert, made once for each slot: a dozen views take a tenth of a millisecond."""
         place = self._place(key, buffer)
-        if place not in self._views:
-            self._views[place] = LayerWeights.views(self._units[key].layout, buffer)
-        return self._views[place]
+        views = self._views.get(place)
+        if views is None:
+            views = self._views[place] = LayerWeights.views(self._units[key].layout, buffer)
+        return views
 
     def _place(self, key: UnitKey, buffer: Tensor) -> tuple[int, int]:
         """A form and a slot."""

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from penstock.kernels import Arriving, GatedExpert, Matrix, PlanesTensor, SplitMatrix
+from penstock.kernels import Arriving, GatedExpert, Matrix, PlanesTensor, Router, SplitMatrix
 from penstock.weights.adapters.adapted import Adapted
 from penstock.weights.tensors import ModelTensors, UnitLayout
 
@@ -86,10 +86,8 @@ class LayerWeights:
         """What expert_groups() brings; a group may end with experts that are still being read, with their
         reads. Whoever has computed a group has waited for all of them."""
         if self.ask_arriving is not None:
-            yield from self.ask_arriving(numbers)
-            return
-        for group in self.expert_groups(numbers, num_tokens):
-            yield group, None
+            return self.ask_arriving(numbers)
+        return ((group, None) for group in self.expert_groups(numbers, num_tokens))
 
     def in_ram(self) -> LayerWeights:
         """The same weights, whose matrices the processor computes beside a card."""
@@ -101,6 +99,11 @@ class LayerWeights:
         """The weights of an expert, found once: a step asks for hundreds of experts."""
         biases = self.optional("gate_up.bias"), self.optional("down.bias")
         return GatedExpert(self.matrix("gate_up"), self.matrix("down"), *biases)
+
+    @cached_property
+    def router(self) -> Router:
+        """The router of a layer with experts."""
+        return Router(self.vector("router"), self.optional("router.bias"), self.optional("router.correction"))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> LayerWeights:
         """What `function` makes of each tensor, and of each part of a matrix."""

@@ -157,6 +157,8 @@ class LayerStreamer:
     def _num_there(self, first: int, end: int) -> int:
         """How many layers from `first` on, and before `end`, can be in use at the same time: those that stay
         in memory and are there, or the first one alone."""
+        if end - first == 1:
+            return 1
         settled = self.tiers.nearest.settled
         for index in range(first, end):
             if any(settled(key) is None for key in self._layers[index]):
@@ -175,8 +177,9 @@ class LayerStreamer:
         """The weights of a layer's dense units together. Made once for each place where they
         can lie: a dozen views take a tenth of a millisecond."""
         share = 1.0 if self._shared is None or len(keys) == 1 else self._shared.brought(keys[1])
-        place = keys[0], tuple(buffer.data_ptr() for buffer in buffers), share
-        if place not in self._views:
+        place = keys[0], tuple([buffer.data_ptr() for buffer in buffers]), share
+        weights = self._views.get(place)
+        if weights is None:
             ask = partial(self._lender.groups, keys[0]) if self._lender is not None else no_experts
             weights, *second = (
                 LayerWeights.views(self._units[key].layout, buffer, ask)
@@ -191,7 +194,7 @@ class LayerStreamer:
             weights.next_experts = self._behind(keys[0])
             if self._lender is not None and self._lender.lends_arriving:
                 weights.ask_arriving = partial(self._lender.arriving_groups, keys[0])
-        return self._views[place]
+        return weights
 
     def _in_ram(self, key: UnitKey) -> Tensor:
         """The buffer of a rest that stays in RAM, and has come from there."""

@@ -16,6 +16,10 @@ typedef struct {
 typedef struct {
     const expert_matrix *gate_up, *down;
     const float *gate_up_bias, *down_bias;
+} expert_weights;
+
+typedef struct {
+    const expert_weights *weights;
     int64_t first, end; /* rows */
 } expert;
 
@@ -104,7 +108,7 @@ static void compute_products(products *all, int64_t num_rows, int64_t num_thread
 static void gated_experts(const float *x, int64_t x_stride, const int64_t *tokens, const expert *experts,
                                    int64_t num_experts, int kind, float sharpness, float limit, int activation_bits, float *y,
                                    void *scratch) {
-    const int64_t hidden = experts[0].down->out_features, width = experts[0].down->in_features;
+    const int64_t hidden = experts[0].weights->down->out_features, width = experts[0].weights->down->in_features;
     int64_t num_rows = 0;
     for (int64_t i = 0; i < num_experts; i++) num_rows += experts[i].end - experts[i].first;
     products all = {.products = aligned_at(scratch), .num_products = num_experts};
@@ -118,7 +122,8 @@ static void gated_experts(const float *x, int64_t x_stride, const int64_t *token
         const expert *e = experts + i;
         product *p = all.products + i;
         *p = (product){.a = {.x = x, .x_stride = x_stride, .order = tokens + e->first}, .first_row = row};
-        void *end = plan_product(p, e->gate_up, e->gate_up_bias, gate_up + 2 * width * row, e->end - e->first, activation_bits, to);
+        void *end = plan_product(p, e->weights->gate_up, e->weights->gate_up_bias, gate_up + 2 * width * row,
+                                 e->end - e->first, activation_bits, to);
         p->is_shared = i > 0 && takes_same(&all.products[0].a, &p->a);
         if (p->is_shared) p->l.a = &all.products[0].a;
         else to = end;
@@ -130,7 +135,8 @@ static void gated_experts(const float *x, int64_t x_stride, const int64_t *token
         product *p = all.products + i;
         const int64_t first = p->first_row;
         *p = (product){.a = {.x = inner + width * first, .x_stride = width}, .first_row = first};
-        to = plan_product(p, e->down, e->down_bias, y + hidden * e->first, e->end - e->first, activation_bits, to);
+        to = plan_product(p, e->weights->down, e->weights->down_bias, y + hidden * e->first, e->end - e->first,
+                          activation_bits, to);
     }
     compute_products(&all, num_rows, threads);
 }
@@ -155,13 +161,13 @@ EXPORT int64_t penstock_gated_experts(const float *x, int64_t x_stride, const in
 }
 
 typedef struct {
-    const float *parts, *scores;
+    const float *parts, *scores, *onto;
     const int64_t *rows;
     float *y;
     int64_t num_chosen, width;
 } weighted_sum;
 
-/* Ranks are added one after the other; a product rounds before it is added. */
+/* Ranks are added one after the other, and their sum to what is there; a product rounds before it is added. */
 static void weighted_sum_row(void *context, int64_t token) {
     const weighted_sum *w = context;
     const int64_t *rows = w->rows + token * w->num_chosen;
@@ -175,13 +181,18 @@ static void weighted_sum_row(void *context, int64_t token) {
             IN_REGISTER(own); /* GCC would make one operation of both */
             sum = r ? sum + own : own;
         }
+        if (w->onto) {
+            const float *there = w->onto + token * w->width + i;
+            sum += n == LANES ? load(there) : load_some(there, n);
+        }
         memcpy(w->y + token * w->width + i, &sum, n * sizeof(float));
     }
 }
 
-/* y[t] = the sum of parts[rows[t, r]] * scores[t, r] over r, of [num_tokens, num_chosen] rows. Scores may be NULL. */
-EXPORT void penstock_weighted_sum(const float *parts, const int64_t *rows, const float *scores, int64_t num_tokens,
-                                  int64_t num_chosen, int64_t width, float *y) {
-    weighted_sum w = {parts, scores, rows, y, num_chosen, width};
+/* y[t] = onto[t] + the sum of parts[rows[t, r]] * scores[t, r] over r, of [num_tokens, num_chosen] rows. `scores` and `onto` may
+ * be NULL. */
+EXPORT void penstock_weighted_sum(const float *parts, const int64_t *rows, const float *scores, const float *onto,
+                                  int64_t num_tokens, int64_t num_chosen, int64_t width, float *y) {
+    weighted_sum w = {parts, scores, onto, rows, y, num_chosen, width};
     for_rows(num_tokens, num_chosen * width, weighted_sum_row, &w);
 }

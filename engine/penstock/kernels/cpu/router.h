@@ -91,11 +91,18 @@ EXPORT void penstock_router_scores(const float *x, int64_t x_stride, int64_t num
     if (function == SIGMOID) for_rows(num_tokens, 8 * num_experts, sigmoid_row, &r);
 }
 
+/* How a router chooses, as routing.py describes it. */
 typedef struct {
-    const float *scores, *ranked;
-    int64_t num_experts, num_chosen;
-    bool is_renormalized;
+    int64_t num_experts, num_chosen, num_groups, num_chosen_groups, num_counted;
+    int function, is_renormalized;
     float least_sum, scaling;
+} routing;
+
+typedef struct {
+    const routing *how;
+    const router *scores; /* whose rows are logits, and then scores */
+    const float *correction;
+    float *ranked;
     int64_t *experts;
     float *chosen;
 } choice;
@@ -106,31 +113,66 @@ INLINE bool comes_before(float a, int64_t place, float b, int64_t other) {
     return is_better || (!is_worse && place < other);
 }
 
-static void choose_row(void *context, int64_t row) {
-    const choice *c = context;
-    const float *ranked = c->ranked + row * c->num_experts, *scores = c->scores + row * c->num_experts;
-    int64_t *experts = c->experts + row * c->num_chosen, before = -1;
-    float *chosen = c->chosen + row * c->num_chosen, sum = 0.0f;
-    for (int64_t i = 0; i < c->num_chosen; i++) {
-        int64_t best = -1;
-        for (int64_t e = 0; e < c->num_experts; e++)
-            if ((before < 0 || comes_before(ranked[before], before, ranked[e], e)) &&
-                (best < 0 || comes_before(ranked[e], e, ranked[best], best)))
-                best = e;
-        experts[i] = before = best, chosen[i] = scores[best];
-        sum = i ? sum + chosen[i] : chosen[i];
-    }
-    if (sum < c->least_sum) sum = c->least_sum;
-    for (int64_t i = 0; i < c->num_chosen; i++) {
-        if (c->is_renormalized) chosen[i] /= sum;
-        chosen[i] *= c->scaling;
+/* The places of the `number` (at most n) best values, best first. */
+static void find_best(const float *values, int64_t n, int64_t number, int64_t *places) {
+    for (int64_t i = 0, count = 0; i < n; i++) {
+        if (count == number && !comes_before(values[i], i, values[places[count - 1]], places[count - 1])) continue;
+        int64_t at = count < number ? count++ : count - 1;
+        for (; at && comes_before(values[i], i, values[places[at - 1]], places[at - 1]); at--) places[at] = places[at - 1];
+        places[at] = i;
     }
 }
 
-/* The num_chosen (at most num_experts) best experts of each token, and their scores: ExpertKernels.choose(). */
-EXPORT void penstock_choose_experts(const float *scores, const float *ranked, int64_t num_tokens, int64_t num_experts,
-                                    int64_t num_chosen, int is_renormalized, float least_sum, float scaling,
-                                    int64_t *experts, float *chosen) {
-    choice c = {scores, ranked, num_experts, num_chosen, is_renormalized, least_sum, scaling, experts, chosen};
-    for_rows(num_tokens, num_chosen * num_experts, choose_row, &c);
+/* A group is worth the sum of its best values, added best first. All values outside of the best groups become -infinity. */
+static void keep_best_groups(const routing *how, float *ranked) {
+    const int64_t size = how->num_experts / how->num_groups, num_counted = MIN(how->num_counted, size);
+    float worth[how->num_groups];
+    int64_t places[MAX(num_counted, how->num_groups)];
+    bool is_kept[how->num_groups];
+    for (int64_t g = 0; g < how->num_groups; g++) {
+        const float *own = ranked + g * size;
+        find_best(own, size, num_counted, places);
+        worth[g] = own[places[0]];
+        for (int64_t i = 1; i < num_counted; i++) worth[g] += own[places[i]];
+        is_kept[g] = false;
+    }
+    find_best(worth, how->num_groups, how->num_chosen_groups, places);
+    for (int64_t i = 0; i < how->num_chosen_groups; i++) is_kept[places[i]] = true;
+    for (int64_t e = 0; e < how->num_experts; e++)
+        if (!is_kept[e / size]) ranked[e] = -INFINITY;
+}
+
+static void route_row(void *context, int64_t row) {
+    const choice *c = context;
+    const routing *how = c->how;
+    const int64_t n = how->num_experts;
+    float *scores = c->scores->y + row * n, *ranked = c->ranked + row * n, *chosen = c->chosen + row * how->num_chosen;
+    int64_t *experts = c->experts + row * how->num_chosen;
+    memcpy(ranked, scores, n * sizeof(float)); /* of a sigmoid the logits: large ones have the same score, 1 */
+    if (how->function == SOFTMAX) softmax_row((void *)c->scores, row);
+    if (how->function == SIGMOID) sigmoid_row((void *)c->scores, row);
+    if (c->correction)
+        for (int64_t e = 0; e < n; e++) ranked[e] = scores[e] + c->correction[e];
+    else if (how->function == SOFTMAX) memcpy(ranked, scores, n * sizeof(float));
+    if (how->num_groups > 1) keep_best_groups(how, ranked);
+    find_best(ranked, n, how->num_chosen, experts);
+    float sum = 0.0f;
+    for (int64_t i = 0; i < how->num_chosen; i++) chosen[i] = scores[experts[i]], sum = i ? sum + chosen[i] : chosen[i];
+    if (sum < how->least_sum) sum = how->least_sum;
+    for (int64_t i = 0; i < how->num_chosen; i++) {
+        if (how->is_renormalized) chosen[i] /= sum;
+        chosen[i] *= how->scaling;
+    }
+}
+
+/* Kernels.route(): the experts of each token and their scores, each [num_tokens, num_chosen]. A row of x has `in_features`
+ * columns; weight is [num_experts, in_features]. `bias` and `correction` may be NULL. `scratch` is [2, num_tokens, num_experts]. */
+EXPORT void penstock_route(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features, const float *weight,
+                           const float *bias, const float *correction, const routing *how, int64_t *experts, float *chosen,
+                           float *scratch) {
+    const int64_t n = how->num_experts;
+    const router scores = {x, weight, bias, scratch, x_stride, num_tokens, in_features, n, how->function};
+    penstock_router_scores(x, x_stride, num_tokens, in_features, weight, bias, n, NO_FUNCTION, scratch);
+    choice c = {how, &scores, correction, scratch + num_tokens * n, experts, chosen};
+    for_rows(num_tokens, 16 * n, route_row, &c);
 }

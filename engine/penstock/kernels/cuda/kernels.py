@@ -13,6 +13,7 @@ from penstock.kernels.cuda.linear import CudaLinear
 from penstock.kernels.experts import PlainExperts
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
+from penstock.kernels.mixture.routing import Routed, Router, Routing, plain_route
 from penstock.kernels.operands import (
     ACTIVATION_CODES,
     KV_CODES,
@@ -131,6 +132,9 @@ class CudaKernels(PlainRecurrences):
         if function != "none":
             self._launcher.launch("router_scores", (num_tokens,), 32, y, num_experts, ROUTER_CODES[function])
         return y
+
+    def route(self, x: Tensor, router: Router, routing: Routing) -> Routed:
+        return plain_route(self, x, router, routing)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool = False) -> None:
         num_tokens, num_heads, head_dim = x.shape

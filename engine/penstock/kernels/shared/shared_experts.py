@@ -19,7 +19,6 @@ from penstock.kernels.experts import (
     ExpertCalls,
     ExpertKernels,
     ExpertRows,
-    Routed,
     settle_all,
 )
 from penstock.kernels.operands import GatedFunction, Matrix
@@ -58,11 +57,6 @@ class SharedExperts:
         #: Experts that the processor has computed.
         self.num_in_ram = 0
 
-    def choose(
-        self, scores: Tensor, ranked: Tensor, num_chosen: int, least_sum: float | None, scaling: float
-    ) -> Routed:
-        return self._first.experts.choose(scores, ranked, num_chosen, least_sum, scaling)
-
     def compute(
         self,
         x: Tensor,
@@ -87,7 +81,7 @@ class SharedExperts:
         if self._begun is not None and not in_ram:
             self._go_on(self._begun)
 
-    def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None) -> Tensor:
+    def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None, onto: Tensor | None = None) -> Tensor:
         if self._results:
             self._handover.join()
         for experts, results, y in self._results:
@@ -95,7 +89,7 @@ class SharedExperts:
             for (_, first, end), own in zip(experts, torch.split(results, sizes), strict=True):
                 y[first:end] = own
         self._results.clear()
-        return self._first.experts.add(parts, rows, scores)
+        return self._first.experts.add(parts, rows, scores, onto)
 
     def _go_on(self, begun: _Begun) -> None:
         """From gate and up to down. What the card was given meanwhile, it computes beside the processor."""

@@ -43,18 +43,18 @@ class NativeSublayers:
         if known is None or num_tokens > MOST_TOKENS or kv.native[4] > MAX_HEAD_DIM:
             return None
         cos, sin = turns
-        y = torch.empty(2, num_tokens, width)
+        summed, normed = torch.empty(num_tokens, width), torch.empty(num_tokens, width)
         scratch = torch.empty(_scratch_floats(known, num_tokens))
         num_bytes = _partial_bytes(sublayer, kv, batch, num_tokens)
         partials = torch.empty(num_bytes // 4) if num_bytes else None
         has_clamped = self._library.penstock_attention_sublayer(
             known.address, hidden.data_ptr(), num_tokens, address(cos), address(sin),
             0 if cos is None else cos.shape[1], batch.slot_mapping.data_ptr(), *kv.native, *batch.native,
-            self._activation_bits, y.data_ptr(), scratch.data_ptr(), address(partials),
+            self._activation_bits, summed.data_ptr(), normed.data_ptr(), scratch.data_ptr(),
+            address(partials),
         )  # fmt: skip
         if has_clamped:
             self._notice.give()
-        summed, normed = y.unbind()
         return summed, normed
 
     def gated_mlp(self, weights: GatedExpert, x: Tensor, function: GatedFunction) -> Tensor | None:

@@ -28,7 +28,7 @@ class WholeLayer(NamedTuple):
         k, v, *sizes = self.kv.native
         return (
             attention.address,
-            *mlp.numbers,
+            mlp.address,
             address(cos) or 0,
             address(sin) or 0,
             half,

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -29,6 +30,7 @@ static const double SPIN_S = 200e-6;
 /* A range of a file, which is read in parts. */
 typedef struct {
     int descriptor;
+    int64_t size, modified_ns; /* of the file, as it was opened */
     int64_t offset, address, num_bytes;
     int64_t num_begun_bytes; /* bytes of the parts that have begun */
     int num_under_way;       /* parts */
@@ -42,14 +44,14 @@ typedef struct {
 } part;
 
 typedef struct {
-    int32_t states[NUM_TICKETS]; /* Python reads these two without the lock */
+    int32_t states[NUM_TICKETS]; /* Python reads these three without the lock */
     double ended_s[NUM_TICKETS];
+    double waited_s; /* of all calls of penstock_wait_for_read() */
     range ranges[NUM_TICKETS];
     int waiting[NUM_TICKETS], num_waiting; /* tickets with parts that have not begun; the first one is next */
     part parts[MOST_PARTS];
     int depth, num_under_way, num_waiting_threads;
     int64_t part_bytes, num_ended;
-    double waited_s; /* of all calls of penstock_wait_for_read() */
     aio_context_t context;
     int wake;
     bool is_woken, is_closing, is_closed;
@@ -100,6 +102,12 @@ static void fail(ordered_reads *q, int ticket) {
     end_if_done(q, ticket);
 }
 
+static bool is_unchanged(const range *r) {
+    struct stat s;
+    return !fstat(r->descriptor, &s) && s.st_size == r->size &&
+           (int64_t)s.st_mtim.tv_sec * 1000000000 + s.st_mtim.tv_nsec == r->modified_ns;
+}
+
 /* Begins the next part of a range. Returns whether the system took it. */
 static bool begin_part(ordered_reads *q, int ticket) {
     range *r = q->ranges + ticket;
@@ -123,7 +131,7 @@ static void begin(ordered_reads *q) {
         const int ticket = q->waiting[0];
         const range *r = q->ranges + ticket;
         set_state(q, ticket, BEGUN);
-        if (!begin_part(q, ticket)) fail(q, ticket);
+        if ((!r->num_begun_bytes && !is_unchanged(r)) || !begin_part(q, ticket)) fail(q, ticket);
         else if (r->num_begun_bytes >= r->num_bytes) forget_waiting(q, ticket);
     }
 }
@@ -226,11 +234,13 @@ EXPORT ordered_reads *penstock_open_reads(int depth, int64_t part_bytes) {
     return NULL;
 }
 
-/* Reads a range behind those that were given before. The ticket was free, and belongs to the range until the caller sets its
+/* Reads a range behind those that were given before, unless the file was changed. The ticket was free, and belongs to the range until the caller sets its
  * state to FREE. */
-EXPORT void penstock_give_read(ordered_reads *q, int ticket, int descriptor, int64_t offset, int64_t address, int64_t num_bytes) {
+EXPORT void penstock_give_read(ordered_reads *q, int ticket, int descriptor, int64_t size, int64_t modified_ns, int64_t offset,
+                               int64_t address, int64_t num_bytes) {
     pthread_mutex_lock(&q->lock);
-    q->ranges[ticket] = (range){.descriptor = descriptor, .offset = offset, .address = address, .num_bytes = num_bytes};
+    q->ranges[ticket] = (range){.descriptor = descriptor, .size = size, .modified_ns = modified_ns, .offset = offset,
+                                .address = address, .num_bytes = num_bytes};
     set_state(q, ticket, WAITING);
     bool wakes = false;
     if (q->is_broken) {
@@ -302,9 +312,6 @@ EXPORT int penstock_wait_for_read(ordered_reads *q, int ticket, int is_patient) 
     }
     return result;
 }
-
-/* Seconds for which penstock_wait_for_read() waited since the start. */
-EXPORT double penstock_waited_s(ordered_reads *q) { return q->waited_s; }
 
 /* Begins nothing more, and waits for what is under way. The reads are gone then. */
 EXPORT void penstock_close_reads(ordered_reads *q) {

@@ -26,12 +26,11 @@ PART_BYTES, NUM_PARTS = 1 << 21, 2
 _P, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _SIGNATURES = {
     "penstock_open_reads": (_P, (_I, _N)),
-    "penstock_give_read": (None, (_P, _I, _I, _N, _N, _N)),
+    "penstock_give_read": (None, (_P, _I, _I, _N, _N, _N, _N, _N)),
     "penstock_take_read_back": (_I, (_P, _I)),
     "penstock_num_ended_reads": (_N, (_P,)),
     "penstock_wait_for_reads": (None, (_P, _N)),
     "penstock_wait_for_read": (_I, (_P, _I, _I)),
-    "penstock_waited_s": (ctypes.c_double, (_P,)),
     "penstock_close_reads": (None, (_P,)),
 }
 
@@ -39,7 +38,10 @@ _SIGNATURES = {
 class _Tickets(ctypes.Structure):
     """The beginning of the ordered_reads of the C file."""
 
-    _fields_ = (("states", ctypes.c_int32 * NUM_TICKETS), ("ended_s", ctypes.c_double * NUM_TICKETS))
+    _fields_ = (
+        ("states", ctypes.c_int32 * NUM_TICKETS), ("ended_s", ctypes.c_double * NUM_TICKETS),
+        ("waited_s", ctypes.c_double),
+    )  # fmt: skip
 
 
 @cache
@@ -136,19 +138,29 @@ class OrderedReads:
         self._library, self.address = library, address
         #: The address of penstock_wait_for_read(), for C that computes what is read.
         self.wait_address = ctypes.cast(library.penstock_wait_for_read, _P).value or 0
-        tickets = _Tickets.from_address(address)
+        self._tickets = tickets = _Tickets.from_address(address)
         self.states, self.ended_s = tickets.states, tickets.ended_s
         self._free = deque(range(NUM_TICKETS))
         self._closing = weakref.finalize(self, library.penstock_close_reads, address)
         self._closing.atexit = False  # threads that wait for reads may outlive Python
 
     def give(
-        self, descriptor: int, offset: int, address: int, num_bytes: int, again: Callable[[], Future[int]]
+        self,
+        descriptor: int,
+        size: int,
+        modified_ns: int,
+        offset: int,
+        address: int,
+        num_bytes: int,
+        again: Callable[[], Future[int]],
     ) -> OrderedRead:
         """Read a range behind all that were given before: offset and address in whole pages, with room for
-        whole pages. `again` reads it the plain way."""
+        whole pages. The file still has this size, and was changed last at `modified_ns`: otherwise nothing is
+        read of it. `again` reads the range the plain way."""
         ticket = self._free.popleft()
-        self._library.penstock_give_read(self.address, ticket, descriptor, offset, address, num_bytes)
+        self._library.penstock_give_read(
+            self.address, ticket, descriptor, size, modified_ns, offset, address, num_bytes
+        )
         return OrderedRead(self, ticket, num_bytes, again)
 
     def take_back(self, ticket: int) -> int:
@@ -172,7 +184,7 @@ class OrderedReads:
     @property
     def waited_s(self) -> float:
         """Seconds for which C waited by `wait_address` since the start."""
-        return 0.0 if self._is_closed else float(self._library.penstock_waited_s(self.address))
+        return 0.0 if self._is_closed else self._tickets.waited_s
 
     def free(self, ticket: int) -> None:
         """Its range's end was seen."""

@@ -21,8 +21,9 @@ _CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
 _PREAD = 0
 #: Whether the system queues reads of a device's files, by the device's number.
 _tried: dict[int, bool] = {}
-#: Bytes of the read that shows whether reads are queued.
-_TRIAL_BYTES = 1 << 20
+#: Bytes of a read that shows whether reads are queued, and the most of these reads: one that was queued may
+#: have ended when a busy machine lets the thread look.
+_TRIAL_BYTES, _NUM_TRIALS = 1 << 20, 8
 
 
 class _Order(ctypes.Structure):
@@ -117,7 +118,8 @@ class QueuedReads:
 def is_queued(descriptor: int) -> bool:
     """Whether the system queues reads of a file that was opened for direct reads. Some file systems (tmpfs,
     or a compressed btrfs) read within the call that should queue: with them, threads read faster. One file of
-    each device is tried: to end a queue takes Linux some 35 ms."""
+    each device is tried: to end a queue takes Linux some 35 ms. A read that is not there at once
+    was queued."""
     device = os.fstat(descriptor).st_dev
     if device not in _tried:
         _tried[device] = _are_reads_queued(descriptor)
@@ -132,8 +134,11 @@ def _are_reads_queued(descriptor: int) -> bool:
         return False
     try:
         address = ctypes.addressof(ctypes.c_char.from_buffer(trial))
-        reads.submit([QueuedRead(0, descriptor, 0, address, _TRIAL_BYTES)])
-        return not reads.wait(0)
+        for _ in range(_NUM_TRIALS):
+            reads.submit([QueuedRead(0, descriptor, 0, address, _TRIAL_BYTES)])
+            if not reads.wait(0):
+                return True
+        return False
     except OSError:
         return False
     finally:

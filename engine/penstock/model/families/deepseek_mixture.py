@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from penstock.kernels import Routing
 from penstock.model.config_values import (
     MAX_LAYERS,
     count,
@@ -17,7 +18,6 @@ from penstock.model.config_values import (
 )
 from penstock.model.families.mixture_frame import chosen_of
 from penstock.model.mixture import Mixture, MixtureNames
-from penstock.model.routing import Routing
 
 #: The names of DeepSeek's modules.
 DEEPSEEK_NAMES = MixtureNames(shared="mlp.shared_experts.")

@@ -6,14 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.kernels import ClampedGate, GatedFunction
+from penstock.kernels import ClampedGate, GatedFunction, Routing
 from penstock.model.architecture import layer_kinds, linear_tensors, sliding_windows
 from penstock.model.config_values import flag, num_experts_of, num_layers_of, number, require
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, all_layers, chosen_of, with_mixture
 from penstock.model.layers import AttentionForm
 from penstock.model.mixture import Mixture, MixtureNames
-from penstock.model.routing import Routing
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.merged_experts import (
     separate_biases,

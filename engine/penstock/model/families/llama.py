@@ -74,7 +74,7 @@ class Llama(LlamaArchitecture):
         together = calls.attend(self, index, weights, hidden, kv, batch) if calls is not None else None
         if together is not None:
             hidden, x = together
-            return hidden + self.mlp(index, weights, x)
+            return self.mlp_onto(hidden, index, weights, x)
         x = self._before("input_norm", weights, hidden)
         attended = self.attention(index, weights, x, kv, batch)
         attended = self._behind("attention_out_norm", weights, attended)
@@ -124,6 +124,10 @@ class Llama(LlamaArchitecture):
     def mlp(self, index: int, weights: LayerWeights, x: Tensor) -> Tensor:
         """What the mlp makes of x [num_tokens, hidden_size], normed."""
         return (gated_mlp if self.spec.has_gate else mlp)(self, weights, x, self.spec.activation)
+
+    def mlp_onto(self, hidden: Tensor, index: int, weights: LayerWeights, x: Tensor) -> Tensor:
+        """The sum of the hidden state and of mlp()."""
+        return hidden + self.mlp(index, weights, x)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return _scaled(self._norm("final_norm", weights, hidden), self.spec.head_factor)

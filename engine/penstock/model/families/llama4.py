@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.kernels import BatchLayout, LayerKV
+from penstock.kernels import BatchLayout, LayerKV, Routing
 from penstock.model.config_values import count, flag, num_experts_of, num_layers_of, number, refuse, require
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, MixtureSpec, chosen_of, with_mixture
@@ -16,7 +16,6 @@ from penstock.model.layers import PLAIN, AttentionForm, QueryGrowth, attend
 from penstock.model.mixture import Mixture, MixtureNames
 from penstock.model.norms import HeadNorms, Norm
 from penstock.model.rope import FULL, read_rope
-from penstock.model.routing import Routing
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec
 

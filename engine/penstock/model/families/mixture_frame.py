@@ -77,6 +77,11 @@ class MixtureFamily(Llama):
             return mixture_mlp(self, weights, x, self.spec.mixture)
         return super().mlp(index, weights, x)
 
+    def mlp_onto(self, hidden: Tensor, index: int, weights: LayerWeights, x: Tensor) -> Tensor:
+        if "router" in weights and type(self).mlp is MixtureFamily.mlp:
+            return mixture_mlp(self, weights, x, self.spec.mixture, hidden)
+        return super().mlp_onto(hidden, index, weights, x)
+
 
 def with_mixture(spec: LlamaSpec, mixture: Mixture, **others: Any) -> MixtureSpec:
     """A model in Llama's frame with these experts."""

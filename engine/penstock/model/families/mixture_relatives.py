@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.kernels import Routing
 from penstock.model.config_values import count, num_experts_of, number, refuse, require
 from penstock.model.families.dense.llama_relatives import Ernie45, Granite, HunYuanDense
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, all_layers, chosen_of, with_mixture
 from penstock.model.mixture import Mixture, MixtureNames
-from penstock.model.routing import Routing
 
 
 class GraniteMoe(MixtureFamily, Granite):

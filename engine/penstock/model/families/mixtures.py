@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from penstock.kernels import Routing
 from penstock.model.architecture import sliding_windows
 from penstock.model.config_values import count, flag, num_experts_of, num_layers_of, number, require
 from penstock.model.families.llama import Qwen3
@@ -24,7 +25,7 @@ from penstock.model.layers import AttentionForm
 from penstock.model.mixture import Mixture, MixtureNames, mixed
 from penstock.model.norms import HeadNorms, Norm
 from penstock.model.rope import read_rope
-from penstock.model.routing import Routing, sparse_mixer
+from penstock.model.routing import sparse_mixer
 from penstock.spec import ModelSpec, RopeSpec
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.kernels import Routing
 from penstock.model.architecture import sliding_windows
 from penstock.model.config_values import count, flag, num_experts_of, num_layers_of, number, require
 from penstock.model.families.deepseek_mixture import deepseek_mixture, num_extra_layers
@@ -16,7 +17,6 @@ from penstock.model.layers import PLAIN, AttentionForm
 from penstock.model.mixture import Mixture
 from penstock.model.norms import HeadNorms
 from penstock.model.rope import read_rope, rotary_dim
-from penstock.model.routing import Routing
 
 
 class Glm4Moe(MixtureFamily):

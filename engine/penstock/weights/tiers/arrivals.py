@@ -103,6 +103,9 @@ class Arrivals:
             raise
 
     def __exit__(self, *exc: object) -> None:
+        if not self._begun:
+            self._lock.release()
+            return
         under_way = list[Future[int]]()
         try:
             while self._begun:
@@ -120,8 +123,7 @@ class Arrivals:
         ended = [read for read in self._ordered if read.done()]
         if ended:
             self._ordered = [read for read in self._ordered if read not in ended]
-            for read in ended:
-                self._count(read)
+            self._count(*ended)
 
     @property
     def can_read(self) -> bool:
@@ -203,9 +205,8 @@ class Arrivals:
     def coming(self, keys: Iterable[UnitKey]) -> list[tuple[UnitKey, Arrival, OrderedRead]]:
         """Those of these units that ordered reads are bringing, in the order of the reads."""
         found = [(key, self.units[key]) for key in keys if key in self.units]
-        under_way = [(key, each, each.read) for key, each in found if isinstance(each.read, OrderedRead)]
-        places = {read: place for place, read in enumerate(self._ordered)}
-        return sorted((each for each in under_way if each[2] in places), key=lambda each: places[each[2]])
+        of_reads = {arrival.read: (key, arrival) for key, arrival in found}
+        return [(*of_reads[read], read) for read in self._ordered if read in of_reads]
 
     def cancel(self, key: UnitKey) -> bool:
         """Whether a unit was taken back, with its slot, of which nothing is read. Of a unit whose read has
@@ -225,9 +226,10 @@ class Arrivals:
             if read.is_given_up and any(self.units[key].read is read for key in keys if key in self.units):
                 read.is_given_up = False
 
-    def _count(self, read: Future[int] | OrderedRead) -> None:
-        """A read has ended."""
-        self.clock.end(read)
+    def _count(self, *reads: Future[int] | OrderedRead) -> None:
+        """These reads have ended."""
+        for read in reads:
+            self.clock.end(read)
         if self._ask is not None:
             self._ask()
         self.changed()

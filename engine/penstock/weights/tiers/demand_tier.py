@@ -86,7 +86,8 @@ class DemandTier:
         """Each of these units once, in groups: first all units that are there, then those that have arrived
         meanwhile. A group stays until the next one is asked for. Raises what reading raised."""
         waiting, num_taken_back = dict.fromkeys(keys), self._num_taken_back
-        self._want(waiting)
+        with self.arrivals:
+            self._want(waiting)
         while waiting:
             group = self._take(waiting)
             try:
@@ -100,9 +101,10 @@ class DemandTier:
         """What gather() brings, of ordered reads: the first group has all units that are there, and then
         those that are being read, with their reads, for which the user waits."""
         waiting, num_taken_back = dict.fromkeys(keys), self._num_taken_back
-        self._want(waiting)
-        while waiting:
-            group, coming = self._take_coming(waiting)
+        with self.arrivals:
+            group, coming = self._take_coming(waiting, self._want(waiting))
+        while group or waiting:
+            group = group or self._take(waiting)
             arriving = ArrivingReads(coming) if coming else None
             try:
                 yield group, arriving
@@ -111,6 +113,10 @@ class DemandTier:
                     self.stall_s += arriving.waited_s
                 if num_taken_back == self._num_taken_back:
                     self._release(group, waiting)
+            group, coming = [], []
+            if waiting:
+                with self.arrivals:
+                    group, coming = self._take_coming(waiting, self.slots.arrived(waiting))
 
     @property
     def is_ordered(self) -> bool:
@@ -131,7 +137,8 @@ class DemandTier:
     def acquire(self, key: UnitKey) -> Arrival:
         """Wait for a unit; the unit stays until it is released. Raises what reading raised."""
         waiting = {key: None}
-        self._want(waiting)
+        with self.arrivals:
+            self._want(waiting)
         ((_, arrival),) = self._take(waiting)
         return arrival
 
@@ -161,20 +168,6 @@ class DemandTier:
         """Read nothing more, and wait for what is being read into our slots."""
         self.arrivals.close()
 
-    def _want(self, keys: Mapping[UnitKey, None]) -> None:
-        """A layer asks for these units, each once. A read that failed before anybody waited for it is tried
-        once more."""
-        with self.arrivals:
-            self.arrivals.revive(keys)
-            early, self._early = self.settle(keys), set()
-            there = self.slots.arrived(keys)
-            for key in [key for key, _ in there if self.slots.has_failed(key)]:
-                self.slots.drop(key)
-            self.num_asked += len(keys)
-            self.num_hits += sum(key in self.arrivals.units and key not in early for key, _ in there)
-            self.uses.add(keys)
-            self._num_in_sweep = len(keys) * len(self.num_units)
-
     def _take(self, waiting: dict[UnitKey, None]) -> Group:
         """Lend those of these units that are there, and have the others read meanwhile. Waits if none is
         there. What is lent is not waited for any more. Raises what reading raised."""
@@ -184,7 +177,7 @@ class DemandTier:
             with self.arrivals:
                 if self.arrivals.is_closed:
                     raise RuntimeError("the engine was closed while its experts were in use")
-                group = self._lend(waiting)
+                group = self._lend(waiting, self.slots.arrived(waiting))
                 self._wanted = waiting
                 has_begun = self._ask(takes_pinned=not group)
                 if not (group or has_begun):
@@ -192,34 +185,51 @@ class DemandTier:
         self.stall_s += time.perf_counter() - started
         return group
 
-    def _take_coming(self, waiting: dict[UnitKey, None]) -> tuple[Group, list[OrderedRead]]:
-        """What _take() lends, and behind it those of these units that are being read, with their reads. Waits
-        only if there are neither."""
-        with self.arrivals:
-            if self.arrivals.is_closed:
-                raise RuntimeError("the engine was closed while its experts were in use")
-            group = self._lend(waiting)
-            self._wanted = waiting
-            self._ask(takes_pinned=not group)
-            coming = self.arrivals.coming(waiting) if len(waiting) <= MAX_EXPERT_READS else []
-            for key, arrival, _ in coming:
-                del waiting[key]
-                arrival.is_lent = True
-        group += [(key, arrival) for key, arrival, _ in coming]
-        return group or self._take(waiting), [read for *_, read in coming]
-
     # ------------------------------------------------------------ with the lock of the arrivals held
 
-    def _lend(self, waiting: dict[UnitKey, None]) -> Group:
-        """Those of these units whose reads have ended. Raises what reading raised; the unit is forgotten, and
-        the next one who asks has it read anew."""
-        group = self.slots.arrived(waiting)
+    def _want(self, keys: Mapping[UnitKey, None]) -> Group:
+        """A layer asks for these units, each once. A read that failed before anybody waited for it is tried
+        once more. Returns those units that are there."""
+        self.arrivals.revive(keys)
+        early, self._early = self.settle(keys), set()
+        there = self.slots.arrived(keys)
+        if failed := [each for each in there if not each[1].is_there and each[1].has_failed]:
+            for key, _ in failed:
+                self.slots.drop(key)
+            there = [each for each in there if each not in failed]
+        self.num_asked += len(keys)
+        self.num_hits += len(there)
+        if early:
+            self.num_hits -= sum(key in early for key, _ in there)
+        self.uses.add(keys)
+        self._num_in_sweep = len(keys) * len(self.num_units)
+        return there
+
+    def _take_coming(self, waiting: dict[UnitKey, None], there: Group) -> tuple[Group, list[OrderedRead]]:
+        """Lends what _take() lends, those that are `there`, and behind it those of these units that are being
+        read, with their reads."""
+        if self.arrivals.is_closed:
+            raise RuntimeError("the engine was closed while its experts were in use")
+        group, reads = self._lend(waiting, there), list[OrderedRead]()
+        self._wanted = waiting
+        if waiting:
+            self._ask(takes_pinned=not group)
+        if 0 < len(waiting) <= MAX_EXPERT_READS:
+            for key, arrival, read in self.arrivals.coming(waiting):
+                del waiting[key]
+                arrival.is_lent = True
+                group.append((key, arrival))
+                reads.append(read)
+        return group, reads
+
+    def _lend(self, waiting: dict[UnitKey, None], group: Group) -> Group:
+        """Lend those of these units whose reads have ended. Raises what reading raised; the unit is
+        forgotten, and the next one who asks has it read anew."""
         for key, arrival in group:
-            if self.slots.has_failed(key):
+            if not arrival.is_there and arrival.has_failed:
                 self.slots.drop(key)
                 self._wanted = {}
                 arrival.read.result()
-        for key, _ in group:
             del waiting[key]
         self.slots.lend(group)
         return group

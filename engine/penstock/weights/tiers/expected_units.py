@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Sequence
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
@@ -38,9 +38,11 @@ class ExpectedUnits(Generic[Key]):
         self._missing = {key: None for key in keys if key not in there}
         self._begun = set()
 
-    def to_read(self) -> Iterator[Key]:
+    def to_read(self) -> Sequence[Key]:
         """What to read early, in the order of the guesses. Nothing while guesses come true too rarely."""
-        return iter([key for key in self._missing if key not in self._begun] if self.pays else ())
+        if not (self._missing and self.pays):
+            return ()
+        return [key for key in self._missing if key not in self._begun]
 
     @property
     def num_begun(self) -> int:
@@ -61,6 +63,8 @@ class ExpectedUnits(Generic[Key]):
 
     def settle(self, asked: Collection[Key]) -> set[Key]:
         """The layer asks. Returns the units of these whose reads have begun early."""
+        if not self.kept:
+            return set()
         for key in self._missing:
             self.share_right += NEWEST * ((key in asked) - self.share_right)
         early = self._begun.intersection(asked)

@@ -35,9 +35,10 @@ class ExpertPolicy(Generic[Key]):
         self._num_per_sweep = uses.num_per_sweep
         self._uses = uses
         self._num_pins = num_slots - min(NUM_PASSING, max(1, num_slots // PASSING_SHARE))
-        #: All experts in slots, and those that are not pinned; the least recently used comes first.
+        #: All experts in slots, and those that are not pinned; the least recently used comes first. One and
+        #: the same as long as none is pinned.
         self._order: dict[Key, None] = {}
-        self._passing: dict[Key, None] = {}
+        self._passing = self._order
         self._pins: set[Key] = set()
         self._next_choice = 0
 
@@ -56,13 +57,15 @@ class ExpertPolicy(Generic[Key]):
         self._choose_pins()
         return self._pins.intersection(keys)
 
-    def use(self, key: Key) -> None:
-        """An expert in a slot is used."""
-        self._order.pop(key, None)
-        self._order[key] = None
-        if key not in self._pins:
-            self._passing.pop(key, None)
-            self._passing[key] = None
+    def use(self, keys: Iterable[Key]) -> None:
+        """Experts in slots are used, one after the other."""
+        order, passing, pins = self._order, self._passing, self._pins
+        for key in keys:
+            order.pop(key, None)
+            order[key] = None
+            if pins and key not in pins:
+                passing.pop(key, None)
+                passing[key] = None
 
     def remove(self, key: Key) -> None:
         """An expert has given its slot up."""
@@ -88,4 +91,5 @@ class ExpertPolicy(Generic[Key]):
             return
         self._next_choice = self._uses.num_uses + SWEEPS_PER_CHOICE * self._num_per_sweep
         self._pins = set(self._uses.most_used(self._num_pins, favoured=self._order))
-        self._passing = {key: None for key in self._order if key not in self._pins}
+        passing = {key: None for key in self._order if key not in self._pins}
+        self._passing = passing if self._pins else self._order

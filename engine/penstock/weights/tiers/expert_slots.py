@@ -3,7 +3,7 @@ arrivals is held by whoever calls."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 
 from penstock.spec import UnitKey
 from penstock.weights.tiers.arrivals import Arrivals
@@ -17,38 +17,32 @@ class ExpertSlots:
     def __init__(self, arrivals: Arrivals, policy: ExpertPolicy[UnitKey]) -> None:
         self._arrivals = arrivals
         self._policy = policy
-        #: Experts that were lent and are still there: their reads have ended well.
-        self._there: set[UnitKey] = set()
         #: Failed reads up to which _failed() found every expert that nobody can use.
         self._num_failures_seen = 0
 
     def arrived(self, keys: Iterable[UnitKey]) -> list[tuple[UnitKey, Arrival]]:
         """Those of these experts whose reads have ended, well or not."""
-        units, there = self._arrivals.units, self._there
+        find = self._arrivals.units.get
         return [
-            (key, units[key]) for key in keys if key in there or (key in units and units[key].read.done())
+            (key, arrival)
+            for key in keys
+            if (arrival := find(key)) is not None and (arrival.is_there or arrival.read.done())
         ]
 
-    def has_failed(self, key: UnitKey) -> bool:
-        """Whether reading an expert, which has arrived, has failed."""
-        return key not in self._there and self._arrivals.units[key].has_failed
-
-    def lend(self, group: Iterable[tuple[UnitKey, Arrival]]) -> None:
+    def lend(self, group: Collection[tuple[UnitKey, Arrival]]) -> None:
         """Experts that are there are used."""
-        for key, arrival in group:
-            arrival.is_lent = True
-            self._there.add(key)
-            self._policy.use(key)
+        for _, arrival in group:
+            arrival.is_lent = arrival.is_there = True
+        self._policy.use([key for key, _ in group])
 
     def begin(self, key: UnitKey) -> None:
         """Read an expert into a free slot."""
         self._arrivals.begin(key)
-        self._policy.use(key)
+        self._policy.use((key,))
 
     def drop(self, key: UnitKey) -> None:
         """An expert gives its slot up."""
         self._policy.remove(key)
-        self._there.discard(key)
         self._arrivals.forget(key, self._arrivals.units[key])
 
     def cancel(self, key: UnitKey) -> bool:
@@ -67,8 +61,8 @@ class ExpertSlots:
 
         def is_idle(key: UnitKey) -> bool:
             arrival = self._arrivals.units[key]
-            has_ended = key in self._there or arrival.read.done()
-            return has_ended and not (arrival.is_lent or arrival.num_users) and key not in wanted
+            is_used = arrival.is_lent or arrival.num_users or key in wanted
+            return not is_used and arrival.has_ended
 
         takes_pinned = takes_pinned and self._arrivals.clock.num_reads == 0
         given_up = self._failed(wanted) or self._policy.victim(num_in_sweep, is_idle, takes_pinned)

@@ -53,7 +53,7 @@ class ExpertsInRam:
         missing, card_s = self._missing(tokens)
         with self._host.arrivals:
             there = self._host.slots.arrived(missing)
-            there = [each for each in there if not self._host.slots.has_failed(each[0])]
+            there = [each for each in there if not each[1].has_failed]
             absent = self._absent(missing, there)
             rows = [ExpertLoad(tokens[key]) for key, _ in there]
             choice = self._rates.choose(rows, card_s, [ExpertLoad(tokens[key]) for key in absent])

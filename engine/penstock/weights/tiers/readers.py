@@ -41,6 +41,12 @@ class StoreReader:
             key: store.contiguous_unit(key) for key in store.units
         }
         self._direct = (direct or DirectReader()) if any(self._ranges.values()) else None
+        #: Those of which the file has all bytes.
+        self._whole = {
+            key: found
+            for key, found in self._ranges.items()
+            if found is not None and _is_whole(store.units[key].layout)
+        }
         if direct is not None and self._direct is None:
             direct.close()
         self._thread = ThreadPoolExecutor(1, "penstock-reader")
@@ -80,10 +86,8 @@ class StoreReader:
         return _derived(self._direct.submit(*found, buffer), self._store.units[key].layout, buffer)
 
     def submit_ordered(self, key: UnitKey, buffer: Tensor) -> OrderedRead | None:
-        found, layout = self._ranges[key], self._store.units[key].layout
-        if found is None or self._direct is None or layout.num_stored_bytes != layout.num_bytes:
-            return None
-        return self._direct.order(*found, buffer)
+        found = self._whole.get(key)
+        return None if found is None or self._direct is None else self._direct.order(*found, buffer)
 
     def begin(self, tensors: tuple[TensorSpec, ...]) -> Callable[[], LayerWeights]:
         """Begin to read embedding or head into memory of its own. The function that is returned waits for the
@@ -112,9 +116,14 @@ class StoreReader:
         return self._store.bytes_read - before
 
 
+def _is_whole(layout: UnitLayout) -> bool:
+    """Whether files have all arrays."""
+    return layout.num_stored_bytes == layout.num_bytes
+
+
 def _derived(reading: Future[int], layout: UnitLayout, buffer: Tensor) -> Future[int]:
     """A read that is done when the arrays that are in no file are there as well."""
-    if layout.num_stored_bytes == layout.num_bytes:
+    if _is_whole(layout):
         return reading
     done: Future[int] = Future()
 

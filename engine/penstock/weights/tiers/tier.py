@@ -31,7 +31,7 @@ class OrderingReader(UnitReader, Protocol):
         """What submit() does, behind all reads that were ordered before. None where submit() has to serve."""
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class Arrival:
     """A unit in memory, or on its way there."""
 
@@ -44,10 +44,17 @@ class Arrival:
     num_users: int = 0
     #: The unit's weights, for whoever lends it again.
     views: LayerWeights | None = None
+    #: The unit was lent, so that its read has ended well.
+    is_there: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether reading has ended, well or not."""
+        return self.is_there or self.read.done()
 
     @property
     def has_failed(self) -> bool:
-        return self.read.done() and self.read.exception() is not None
+        return not self.is_there and self.read.done() and self.read.exception() is not None
 
 
 class Tier(Protocol):

@@ -40,7 +40,7 @@ static void norm_heads(const attention_sublayer *s, int64_t num_kv_heads, int64_
     }
 }
 
-/* y is [2, num_tokens, width]: hidden + attention(norm(hidden)), and the next norm of that. cos and sin are
+/* `summed` is hidden + attention(norm(hidden)), and `normed` the next norm of that, each [num_tokens, width]. cos and sin are
  * [num_tokens, half], or NULL in a layer without rope. attention_sublayer.py says how large `scratch` is; `partials` are
  * those of penstock_paged_attention. Returns what penstock_write_kv returns. */
 EXPORT int penstock_attention_sublayer(const attention_sublayer *s, const float *hidden, int64_t num_tokens,
@@ -48,11 +48,10 @@ EXPORT int penstock_attention_sublayer(const attention_sublayer *s, const float 
                                        void *k_cache, void *v_cache, int form, int64_t num_kv_heads, int64_t head_dim,
                                        int64_t block_size, const int32_t *block_tables, int64_t max_blocks,
                                        const int32_t *query_start, const int32_t *context_lens,
-                                       const int32_t *prefix_lens, int64_t num_seqs, int activation_bits, float *y,
-                                       float *scratch, float *partials) {
+                                       const int32_t *prefix_lens, int64_t num_seqs, int activation_bits, float *summed,
+                                       float *normed, float *scratch, float *partials) {
     const int64_t width = s->qkv->in_features, row = s->qkv->out_features, d = head_dim;
     const int64_t keys = s->num_heads * d, values = keys + num_kv_heads * d;
-    float *summed = y, *normed = y + num_tokens * width;
     float *qkv = scratch, *heads = qkv + num_tokens * row, *attended = heads + num_tokens * values;
     int32_t *tiles = (int32_t *)(attended + num_tokens * keys);
     void *products = aligned_at(tiles + 2 * num_tokens);

@@ -7,8 +7,7 @@
 /* A layer with its keys and values in this step, as layer_records.py describes it. All members have eight bytes. */
 typedef struct {
     const attention_sublayer *attention;
-    const expert_matrix *gate_up, *down;
-    const float *gate_up_bias, *down_bias;
+    const expert_weights *mlp;
     const float *cos, *sin; /* [num_tokens, half]; NULL in a layer without rope */
     int64_t half;
     void *k_cache, *v_cache;
@@ -30,8 +29,8 @@ EXPORT int penstock_layers(const whole_layer *layers, int64_t num_layers, const 
         has_clamped |= penstock_attention_sublayer(l->attention, hidden, num_tokens, l->cos, l->sin, l->half, slot_mapping,
                                                    l->k_cache, l->v_cache, (int)l->form, l->num_kv_heads, l->head_dim,
                                                    l->block_size, block_tables, max_blocks, query_start, context_lens,
-                                                   prefix_lens, num_seqs, activation_bits, summed, scratch, partials);
-        const expert whole = {l->gate_up, l->down, l->gate_up_bias, l->down_bias, 0, num_tokens};
+                                                   prefix_lens, num_seqs, activation_bits, summed, normed, scratch, partials);
+        const expert whole = {l->mlp, 0, num_tokens};
         gated_experts(normed, width, rows, &whole, 1, kind, sharpness, limit, activation_bits, mlp, mlp_scratch);
         for (int64_t i = 0; i < size; i++) y[i] = summed[i] + mlp[i];
         hidden = y;

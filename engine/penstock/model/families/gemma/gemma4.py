@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from penstock.kernels import BatchLayout, LayerKV, Routed
+from penstock.kernels import BatchLayout, LayerKV, Routed, Routing
 from penstock.model.architecture import layer_kinds, sliding_windows
 from penstock.model.config_values import count, flag, num_experts_of, num_layers_of, number, refuse
 from penstock.model.families.gemma.later_gemma import LaterGemma, LaterGemmaSpec, kv_sources
@@ -19,7 +19,6 @@ from penstock.model.families.mixture_frame import chosen_of
 from penstock.model.mixture import Mixture, MixtureNames, blend
 from penstock.model.norms import RMS, Norm
 from penstock.model.rope import FULL, WINDOW, read_layer_ropes
-from penstock.model.routing import Routing, route
 from penstock.spec import DECODER, ModelSpec
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.layer_weights import LayerWeights
@@ -145,7 +144,7 @@ class Gemma4(LaterGemma):
         kernels, eps = self.kernels, self.spec.norm_eps
         factors = weights.vector("router.scale") * self.spec.hidden_size**-0.5
         x = ROUTER_NORM.apply(kernels, weights, "router_norm", state, eps) * factors
-        experts, scores = route(kernels, weights, x, mixture.routing)
+        experts, scores = kernels.route(x, weights.router, mixture.routing)
         routed = Routed(experts, scores * weights.vector("router.factors")[experts])
         x = self._norm("experts_in_norm", weights, state)
         return self._norm("experts_out_norm", weights, blend(kernels, weights, x, routed, mixture.compute))

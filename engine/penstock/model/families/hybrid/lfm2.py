@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.kernels import Routing
 from penstock.model.config_values import count, flag, number, require
 from penstock.model.families.hybrid.layers import kinds_of, layers_of, with_recurrence
 from penstock.model.families.llama import HEAD_NORMS, Llama
@@ -11,7 +12,6 @@ from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, chosen_of, with_mixture
 from penstock.model.mixture import Mixture, MixtureNames
 from penstock.model.recurrent.short_conv import GatedConv
-from penstock.model.routing import Routing
 from penstock.spec import ModelSpec
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.kernels import BatchLayout, LayerKV
+from penstock.kernels import BatchLayout, LayerKV, Routing
 from penstock.model.config_values import count, flag, number, refuse, require
 from penstock.model.families.dense.llama_relatives import Granite
 from penstock.model.families.hybrid.layers import kinds_of, layers_of, with_recurrence
@@ -18,7 +18,6 @@ from penstock.model.families.mixture_frame import MixtureFamily, all_layers, cho
 from penstock.model.layers import attend
 from penstock.model.mixture import Mixture, MixtureNames
 from penstock.model.rope import read_rope
-from penstock.model.routing import Routing
 from penstock.weights.layer_weights import LayerWeights
 
 

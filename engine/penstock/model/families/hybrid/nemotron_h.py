@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.kernels import BatchLayout, LayerKV
+from penstock.kernels import BatchLayout, LayerKV, Routing
 from penstock.model.config_values import count, flag, number, refuse, require
 from penstock.model.families.hybrid.layers import with_recurrence
 from penstock.model.families.llama_architecture import LlamaSpec
@@ -17,7 +17,6 @@ from penstock.model.layers import activation_function
 from penstock.model.mixture import Mixture, MixtureNames
 from penstock.model.recurrent.form import CONV
 from penstock.model.recurrent.mamba2 import Mamba2
-from penstock.model.routing import Routing
 from penstock.spec import ModelSpec
 from penstock.weights.formats.weight_format import INT8
 from penstock.weights.layer_weights import LayerWeights

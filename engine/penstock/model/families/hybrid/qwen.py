@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.kernels import Routing
 from penstock.model.config_values import count, flag, require
 from penstock.model.families.hybrid.layers import kinds_of, with_recurrence
 from penstock.model.families.llama import Llama
@@ -21,7 +22,6 @@ from penstock.model.mixture import Mixture
 from penstock.model.norms import HeadNorms, Norm
 from penstock.model.recurrent.delta_net import GatedDeltaNet
 from penstock.model.rope import read_rope, rotary_dim
-from penstock.model.routing import Routing
 
 #: Checkpoints keep the weights of norms as their difference from 1, but for those behind the recurrence.
 FROM_ONE = Norm(offset=1.0)

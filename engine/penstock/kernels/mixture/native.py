@@ -1,0 +1,119 @@
+"""NativeExperts: experts of a layer in one call of cpu.c, whose threads share the work of all experts."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.expert_records import padded_rows, scratch_bytes
+from penstock.kernels.experts import (
+    Arriving,
+    ExpertCalls,
+    ExpertRows,
+    PlainExperts,
+    settle_all,
+)
+from penstock.kernels.operands import GatedFunction, address, gated_code
+
+#: Padded rows of one call if several experts have them, so that the scratch memory stays small.
+MOST_ROWS = 256
+#: Numbers of an expert as experts.h reads it: where its weights are, its first row and the end of its rows.
+_RECORD_NUMBERS = 3
+
+
+class NativeExperts:
+    """Experts whose matrices have records are computed together, other experts one by one."""
+
+    def __init__(self, library: Any, activation_bits: int, kernels: ExpertCalls) -> None:
+        self._library = library
+        self._activation_bits = activation_bits
+        self._plain = PlainExperts(kernels)
+
+    def compute(
+        self,
+        x: Tensor,
+        tokens: Tensor,
+        experts: Sequence[ExpertRows],
+        function: GatedFunction,
+        y: Tensor,
+        arriving: Arriving | None = None,
+    ) -> None:
+        calls = _calls(experts)
+        if calls is None:
+            self._plain.compute(x, tokens, experts, function, y, arriving)
+            return
+        if len(calls) > 1:
+            settle_all(arriving)
+            arriving = None
+        code = gated_code(function)
+        for numbers, num_padded, row_bytes in calls:
+            number, records = len(numbers) // _RECORD_NUMBERS, array("q", numbers)
+            scratch = torch.empty(scratch_bytes(number, num_padded, row_bytes) // 4)
+            tickets = [] if arriving is None else arriving.tickets()
+            first, num_there = 0, number - len(tickets)
+            while True:
+                waiting = array("i", tickets[max(0, first - num_there) :])
+                num_computed = self._library.penstock_gated_experts(
+                    x.data_ptr(), x.stride(0), tokens.data_ptr(),
+                    records.buffer_info()[0] + first * _RECORD_NUMBERS * records.itemsize, number - first,
+                    *code, self._activation_bits, y.data_ptr(), scratch.data_ptr(),
+                    max(0, num_there - first), waiting.buffer_info()[0],
+                    None if arriving is None else arriving.wait,
+                    None if arriving is None else arriving.reads,
+                )  # fmt: skip
+                if arriving is None or first + num_computed == number:
+                    break
+                first += num_computed
+                arriving.settle(first - num_there)
+                tickets = arriving.tickets()
+
+    def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None, onto: Tensor | None = None) -> Tensor:
+        (num_tokens, num_ranks), width = rows.shape, parts.shape[1]
+        y = torch.empty(num_tokens, width)
+        self._library.penstock_weighted_sum(
+            parts.data_ptr(), rows.data_ptr(), address(scores), address(onto), num_tokens, num_ranks, width,
+            y.data_ptr(),
+        )  # fmt: skip
+        return y
+
+
+class UncomputedExperts(NativeExperts):
+    """With a library whose functions do nothing."""
+
+    def compute(
+        self,
+        x: Tensor,
+        tokens: Tensor,
+        experts: Sequence[ExpertRows],
+        function: GatedFunction,
+        y: Tensor,
+        arriving: Arriving | None = None,
+    ) -> None:
+        settle_all(arriving)
+        super().compute(x, tokens, experts, function, y)
+
+
+def _calls(experts: Sequence[ExpertRows]) -> list[tuple[list[int], int, int]] | None:
+    """The calls that compute these experts: for each, its experts as experts.h reads them, number by number,
+    their padded rows, and the bytes of scratch memory for a row. None: an expert has no record."""
+    calls: list[tuple[list[int], int, int]] = []
+    numbers: list[int] = []
+    num_padded = row_bytes = 0
+    for expert, first, end in experts:
+        record = expert.native
+        if record is None:
+            return None
+        own = padded_rows(end - first)
+        if num_padded + own > MOST_ROWS and numbers:
+            calls.append((numbers, num_padded, row_bytes))
+            numbers, num_padded, row_bytes = [], 0, 0
+        numbers += (record.address, first, end)
+        num_padded += own
+        if record.row_bytes > row_bytes:
+            row_bytes = record.row_bytes
+    calls.append((numbers, num_padded, row_bytes))
+    return calls
