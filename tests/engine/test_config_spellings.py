@@ -174,6 +174,7 @@ REFUSED = {
     "Hunyuan-A13B": [{"moe_topk": [2, 3, 2]}, {"use_cla": True}],
     "ERNIE 4.5 MoE": [{"use_bias": True}, {"moe_layer_start_index": [1, 1]}],
     "DeepSeek V3": [{"n_group": 3}, {"topk_group": 5}],
+    "Nemotron-H, experts": [{"n_group": 4}, {"topk_group": 9}],
     "Apertus": [{"hidden_act": "silu"}],
     "OLMo 3": [
         {"rope_parameters": {"full_attention": {"rope_type": "default"},

@@ -118,6 +118,21 @@ def test_experts_are_chosen_as_torch_sorts(build: str, function: RouterFunction)
                 assert torch.equal(found.scores.nan_to_num(7.0), expected.scores.nan_to_num(7.0))
 
 
+@pytest.mark.skipif(not compiled_builds(), reason="no C kernels were compiled")
+@pytest.mark.parametrize("has_scores", [False, True])
+@pytest.mark.parametrize("num_tokens", [0, 1, 5])
+def test_sums_of_experts_are_added_to_what_was_there(num_tokens: int, has_scores: bool) -> None:
+    random = torch.Generator().manual_seed(3)
+    parts = torch.randn(3 * num_tokens, 40, generator=random)
+    rows = torch.randperm(3 * num_tokens, generator=random).view(num_tokens, 3)
+    scores = torch.rand(num_tokens, 3, generator=random) if has_scores else None
+    onto = torch.randn(num_tokens, 40, generator=random)
+    native, plain = NativeKernels().experts, PlainExperts(ReferenceKernels())
+    for hidden in (None, onto):
+        expected = plain.add(parts, rows, scores, hidden)
+        assert torch.equal(native.add(parts, rows, scores, hidden), expected)
+
+
 class Reads:
     """Arriving experts whose reads end when they are waited for; those of `failing` fail, and are good once
     they are settled. Before that, an expert's scales are NaN."""

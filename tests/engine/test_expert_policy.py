@@ -20,7 +20,9 @@ from penstock.memory.planning.popularity import (
     usual_weights,
 )
 from penstock.model.drawn_routing import DrawnRouters
+from penstock.model.routing import sparse_mixer
 from penstock.spec import ExpertFootprint, UnitKey
+from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tiers.expert_policy import ExpertPolicy
 from penstock.weights.tiers.use_counts import UseCounts
 
@@ -193,6 +195,14 @@ def test_drawn_routers_choose_by_the_popularity() -> None:
     experts, _ = kernels.route(torch.zeros(4000, 4), router, routing)
     chosen = experts.flatten().bincount(minlength=NUM_EXPERTS) / 4000
     assert chosen.tolist() == pytest.approx(chosen_shares(weights, NUM_CHOSEN), abs=0.04)
+
+
+def test_drawn_routers_choose_for_sparse_mixer() -> None:
+    """The first expert of two by their weights."""
+    kernels = DrawnRouters(ReferenceKernels(), (3.0, 1.0))
+    weights = LayerWeights({"router": torch.zeros(2, 4)})
+    chosen = sparse_mixer(kernels, weights, torch.zeros(4000, 4), 1, 0.02).experts
+    assert (chosen == 0).float().mean().item() == pytest.approx(0.75, abs=0.04)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.8, 1.0])

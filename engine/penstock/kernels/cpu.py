@@ -92,7 +92,8 @@ class NativeKernels(NativeRecurrences):
         return there
 
     def without_arithmetic(self, longest: int) -> NativeKernels:
-        """A twin whose products, norms and attention compute nothing."""
+        """A twin whose products, norms and attention compute nothing, and whose route() writes no numbers:
+        whoever asks for experts by them has to choose."""
         twin = copy.copy(self)
         twin._library, twin._longest = _Idle(), longest
         twin.sublayers = None

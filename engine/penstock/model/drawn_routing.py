@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penstock.kernels import ForwardingKernels, Kernels, Routed, Router, Routing
 from penstock.kernels.mixture.routing import choose
+from penstock.kernels.operands import RouterFunction
 
 #: The share of scores that a guess knows, so that it finds about 80% of a token's experts by the usual
 #: popularity. Others measured 70 to 89% in trained models.
@@ -59,6 +60,15 @@ class DrawnRouters(ForwardingKernels):
         self._asked = x, address
         guessed = self._guessed.pop(address, None)
         return self._next(routing, own.experts.device)[0] if guessed is None else guessed
+
+    def router_scores(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, function: RouterFunction
+    ) -> Tensor:
+        """Choices that kernels don't have (sparse_mixer) take the router's logits."""
+        own = self._kernels.router_scores(x, weight, bias, function)
+        if function != "none" or weight.shape[0] != len(self._logits):
+            return own
+        return self._draw(x.shape[0]).to(own.device)
 
     def _next(self, routing: Routing, device: torch.device) -> tuple[Routed, Routed]:
         """The choice of one token, and a guess."""

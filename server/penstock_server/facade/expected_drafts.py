@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as List
+from collections.abc import Callable, Sequence
 
 from penstock.config import EngineConfig
 from penstock.generation.drafting.expectation import (
@@ -21,7 +20,7 @@ NUM_SEQS = (1, 8, 32)
 
 
 def expected_drafts(
-    predict_s: Callable[[int], float], config: EngineConfig, num_kv_blocks: int, models: List[Assumed]
+    predict_s: Callable[[int], float], config: EngineConfig, num_kv_blocks: int, models: Sequence[Assumed]
 ) -> tuple[DraftingBody, ...]:
     """For each drafter and each number of sequences that has room. predict_s: seconds of a step by its
     tokens; 0 if nothing is known, and then nothing is expected."""

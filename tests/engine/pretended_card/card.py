@@ -111,9 +111,13 @@ class PretendedCard:
     def _call_on_host(self, function: Callable[[], None]) -> None:
         """On a thread that may need what others hold, who may need the card meanwhile."""
         changed, ended = self.races.changed, threading.Event()
+        failures = list[BaseException]()
 
         def call() -> None:
-            function()
+            try:
+                function()
+            except BaseException as error:
+                failures.append(error)
             with changed:
                 ended.set()
                 changed.notify_all()
@@ -122,6 +126,8 @@ class PretendedCard:
         thread.start()
         changed.wait_for(ended.is_set)
         thread.join()  # which has the function, and what belongs to it
+        for failure in failures:
+            raise failure
 
     def _on_host_read(self, source: Tensor, stream: Stream) -> None:
         begin = source.data_ptr()

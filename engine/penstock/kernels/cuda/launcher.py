@@ -102,8 +102,8 @@ class Arguments:
 
 
 def _stream_query() -> Callable[[int], int]:
-    """What tells the handle of a device's current stream. Torch's short way, which makes no object, is a
-    third of a launch's time."""
+    """What tells the handle of a device's current stream: torch's short way, which makes no object, where
+    this torch has one."""
     long_way: Callable[[int], int] = lambda index: torch.cuda.current_stream(index).cuda_stream  # noqa: E731
     return getattr(torch._C, "_cuda_getCurrentRawStream", long_way)
 

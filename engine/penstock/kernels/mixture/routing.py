@@ -51,6 +51,11 @@ class Routing:
     num_chosen_groups: int = 1
     num_counted: int = 2
 
+    def __post_init__(self) -> None:
+        """Compiled kernels rely on this. Families refuse a config.json before, and say what is wrong."""
+        assert self.num_experts % self.num_groups == 0, "groups of different sizes"
+        assert 0 < self.num_chosen_groups <= self.num_groups and 0 < self.num_chosen <= self.num_experts
+
     @cached_property
     def native(self) -> ctypes.Structure:
         """The same for compiled kernels of the host."""

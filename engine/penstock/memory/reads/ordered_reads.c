@@ -234,8 +234,8 @@ EXPORT ordered_reads *penstock_open_reads(int depth, int64_t part_bytes) {
     return NULL;
 }
 
-/* Reads a range behind those that were given before, unless the file was changed. The ticket was free, and belongs to the range until the caller sets its
- * state to FREE. */
+/* Reads a range behind those that were given before, unless the file was changed. The ticket was free, and belongs to the
+ * range until the caller sets its state to FREE. */
 EXPORT void penstock_give_read(ordered_reads *q, int ticket, int descriptor, int64_t size, int64_t modified_ns, int64_t offset,
                                int64_t address, int64_t num_bytes) {
     pthread_mutex_lock(&q->lock);

@@ -50,7 +50,7 @@ def _softmax_routing(config: dict[str, Any]) -> Routing:
     require(config, "norm_topk_prob", False, None)
     has_groups = config.get("topk_method") == "group_limited_greedy"
     num_experts = _num_experts(config)
-    num_groups, num_chosen_groups = _groups(config, num_experts) if has_groups else (1, 1)
+    num_groups, num_chosen_groups = groups_of(config, num_experts) if has_groups else (1, 1)
     return Routing(
         num_experts,
         chosen_of(config, num_experts),
@@ -65,7 +65,7 @@ def _sigmoid_routing(config: dict[str, Any]) -> Routing:
     """DeepSeek V3: a group of experts is worth the sum of its two best scores."""
     require(config, "topk_method", "noaux_tc", None)
     num_experts = _num_experts(config)
-    num_groups, num_chosen_groups = _groups(config, num_experts)
+    num_groups, num_chosen_groups = groups_of(config, num_experts)
     return Routing(
         num_experts,
         chosen_of(config, num_experts),
@@ -78,7 +78,7 @@ def _sigmoid_routing(config: dict[str, Any]) -> Routing:
     )
 
 
-def _groups(config: dict[str, Any], num_experts: int) -> tuple[int, int]:
+def groups_of(config: dict[str, Any], num_experts: int) -> tuple[int, int]:
     """The groups of a layer, and those that a token's experts come from. Raises InvalidConfig."""
     num_groups = count(config, "n_group", default=1)
     if num_experts % num_groups:

@@ -193,7 +193,7 @@ class DemandTier:
         self.arrivals.revive(keys)
         early, self._early = self.settle(keys), set()
         there = self.slots.arrived(keys)
-        if failed := [each for each in there if not each[1].is_there and each[1].has_failed]:
+        if failed := [each for each in there if each[1].has_failed]:
             for key, _ in failed:
                 self.slots.drop(key)
             there = [each for each in there if each not in failed]
@@ -226,7 +226,7 @@ class DemandTier:
         """Lend those of these units whose reads have ended. Raises what reading raised; the unit is
         forgotten, and the next one who asks has it read anew."""
         for key, arrival in group:
-            if not arrival.is_there and arrival.has_failed:
+            if arrival.has_failed:
                 self.slots.drop(key)
                 self._wanted = {}
                 arrival.read.result()

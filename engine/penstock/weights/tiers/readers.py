@@ -41,7 +41,7 @@ class StoreReader:
             key: store.contiguous_unit(key) for key in store.units
         }
         self._direct = (direct or DirectReader()) if any(self._ranges.values()) else None
-        #: Those of which the file has all bytes.
+        #: The ranges of units of which the file has all bytes.
         self._whole = {
             key: found
             for key, found in self._ranges.items()

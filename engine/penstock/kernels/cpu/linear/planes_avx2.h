@@ -55,7 +55,7 @@ static double whole_correction(const activations *a) {
     return -128.0 * (double)sum;
 }
 
-/* The same of upper planes alone, whose codes stand for 16 * code + 8: without the 8, which corrections have. */
+/* plane_sums() of upper planes alone, whose codes c (0 to 15) stand for 16 c - 120: the sums of 16 c. */
 INLINE vec4 upper_sums(const int16_t *x, const plane_rows w[CHANNELS], int64_t k, int64_t stop) {
     const int8_t *codes[CHANNELS] = {w[0].upper, w[1].upper, w[2].upper, w[3].upper};
     __m128i sums;
@@ -71,7 +71,7 @@ INLINE void planes_tile(const linear *l, int64_t column, int64_t apart, int chan
     const activations *a = l->a;
     const int64_t n = l->num_groups, size = n > 1 ? a->group_size : a->in_features;
     const int64_t most = is_upper ? MOST_UPPER_INPUTS : MOST_PLANE_INPUTS;
-    const double per_correction = is_upper ? 120.0 / 128 : 1.0;
+    const double per_correction = is_upper ? 120.0 / 128 : 1.0; /* corrections are -128 times the activations' sum */
     vec4 total = {};
     plane_rows w[CHANNELS];
     const float *scale[CHANNELS];

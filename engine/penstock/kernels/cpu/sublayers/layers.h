@@ -4,7 +4,7 @@
  * A layer of a small model takes a millisecond for one token, and a tenth of that goes by between two calls of Python. */
 #pragma once
 
-/* A layer with its keys and values in this step, as layer_records.py describes it. All members have eight bytes. */
+/* A layer with its keys and values in this step, as kernels/sublayers/whole_layer.py describes it. All members have eight bytes. */
 typedef struct {
     const attention_sublayer *attention;
     const expert_weights *mlp;

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.kernels import BatchLayout, LayerKV, Routing
 from penstock.model.config_values import count, flag, number, refuse, require
+from penstock.model.families.deepseek_mixture import groups_of
 from penstock.model.families.hybrid.layers import with_recurrence
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, MixtureSpec, chosen_of
@@ -115,6 +116,7 @@ def _mixture(config: dict[str, Any], spec: LlamaSpec, layers: frozenset[int]) ->
         return Mixture(Routing(1, 1), spec.hidden_size, 1, layers)
     require(config, "mlp_bias", False, None)
     num_experts = count(config, "n_routed_experts", "num_local_experts", default=8)
+    num_groups, num_chosen_groups = groups_of(config, num_experts)
     routing = Routing(
         num_experts,
         chosen_of({"num_experts_per_tok": 2} | config, num_experts),
@@ -122,8 +124,8 @@ def _mixture(config: dict[str, Any], spec: LlamaSpec, layers: frozenset[int]) ->
         is_renormalized=flag(config, "norm_topk_prob", True),
         scaling=number(config, "routed_scaling_factor", 1.0),
         has_correction=True,
-        num_groups=count(config, "n_group", default=1),
-        num_chosen_groups=count(config, "topk_group", default=1),
+        num_groups=num_groups,
+        num_chosen_groups=num_chosen_groups,
     )
     names = MixtureNames(
         "mixer.gate",
