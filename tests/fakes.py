@@ -141,7 +141,7 @@ class FakeModel:
         )
         self.plan = PLAN
         self.meter = SimpleNamespace(predict=lambda *numbers: UNKNOWN, known_s=lambda num_tokens: 0.0)
-        self.draft_model = None
+        self.draft_model, self.guessers = None, ()
         self.pooling = None
         self.adapters = SimpleNamespace(by_name={})
         self.spec = model_spec()
