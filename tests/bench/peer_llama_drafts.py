@@ -68,7 +68,8 @@ def rounds(process: LimitedProcess, num_guesses: int, rate: float, number: int, 
     hoped = sum(rate**level for level in range(num_guesses + 1))
     print(
         f"{num_guesses:2} guesses: {step_s:.2f} s a round, {drafting_s:.2f} s of them drafting; "
-        f"{hoped:.2f} tokens in a round by the rate: {hoped / step_s:.3f} tokens/s; "
+        f"{hoped:.2f} tokens in a round by the rate: {hoped / step_s:.3f} tokens/s, "
+        f"{hoped / (step_s - drafting_s):.3f} if the text's n-grams guessed them, which costs nothing; "
         f"all {number} rounds: {num_tokens / sum(each for each, _ in found):.3f} tokens/s",
         flush=True,
     )
