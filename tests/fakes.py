@@ -141,7 +141,7 @@ class FakeModel:
         )
         self.plan = PLAN
         self.meter = SimpleNamespace(predict=lambda *numbers: UNKNOWN, known_s=lambda num_tokens: 0.0)
-        self.draft_model, self.guessers = None, ()
+        self.draft_model: Any = None
         self.pooling = None
         self.adapters = SimpleNamespace(by_name={})
         self.spec = model_spec()
@@ -150,6 +150,10 @@ class FakeModel:
         tokenizer: Any = self.tokenizer
         self.grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)
         self.forms = PromptForms(tokenizer, has_encoder=False)
+
+    @property
+    def guessers(self) -> tuple[Any, ...]:
+        return () if self.draft_model is None else (self.draft_model,)
 
     def validate(self, request: GenerationRequest) -> ValidRequest:
         limits = RequestLimits(
