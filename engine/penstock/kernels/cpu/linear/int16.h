@@ -182,15 +182,11 @@ static void tile_3(const linear *l, int64_t token, int64_t column, ahead next) {
 
 /* Quarters of the channels are four streams, which bring more bytes a second than one. Returns where they end. */
 static int64_t one_token(const linear *l, int64_t column, int64_t column_end) {
-    const int64_t apart = (column_end - column) / CHANNELS, rest = column + CHANNELS * apart;
-    if (tuning.prefetch_bytes == 0) {
-        for (; column < rest - (CHANNELS - 1) * apart; column++) tile(l, 0, 1, plain_sums, column, apart, (ahead){NULL, 0});
-        return rest;
-    }
-    const int8_t *next = l->qweight + column * l->row_bytes + tuning.prefetch_bytes;
-    for (int64_t c = column; c < column + apart; c++, next += l->row_bytes)
-        tile(l, 0, 1, far_sums, c, apart, (ahead){next, 1});
-    return rest;
+    const int64_t apart = (column_end - column) / CHANNELS, ahead_by = tuning.prefetch_bytes;
+    for (int64_t c = column; c < column + apart; c++)
+        if (ahead_by) tile(l, 0, 1, far_sums, c, apart, (ahead){l->qweight + c * l->row_bytes + ahead_by, 1});
+        else tile(l, 0, 1, plain_sums, c, apart, (ahead){NULL, 0});
+    return column + CHANNELS * apart;
 }
 
 #if defined(__AVX2__)
