@@ -1,8 +1,10 @@
 /* The driver's functions that the engine calls, with the emulated kernels behind them, for one device of several. Being C,
  * they see what ctypes really passes. */
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 
 typedef void (*EmulatedKernel)(unsigned, unsigned, unsigned, unsigned, void **, int);
 struct Emulated {
@@ -19,6 +21,8 @@ static thread_local void *current_context;
 static thread_local bool has_used_torch;
 /* Host memory that is pinned: whole pages, first byte -> the one after the last. */
 static std::map<uintptr_t, uintptr_t> registered;
+/* Whether streams write and wait for values, as they do not under Windows. */
+static bool has_stream_values = true;
 /* Threads pin and ask at once: ctypes holds no lock of Python's during a call. */
 static std::mutex registering;
 
@@ -77,7 +81,7 @@ DRIVER cuMemHostRegister_v2(void *address, size_t num_bytes, unsigned flags) {
     if (!current_context && !has_used_torch) return INVALID_CONTEXT;
     const uintptr_t begin = (uintptr_t)address / PAGE * PAGE;
     const uintptr_t end = ((uintptr_t)address + num_bytes + PAGE - 1) / PAGE * PAGE;
-    if (!num_bytes || flags > 1) return INVALID_VALUE;
+    if (!num_bytes || flags > 3) return INVALID_VALUE;
     const std::lock_guard<std::mutex> guard(registering);
     for (const auto &[other, other_end] : registered)
         if (begin < other_end && other < end) return ALREADY_REGISTERED;
@@ -87,6 +91,33 @@ DRIVER cuMemHostRegister_v2(void *address, size_t num_bytes, unsigned flags) {
 DRIVER cuMemHostUnregister(void *address) {
     const std::lock_guard<std::mutex> guard(registering);
     return registered.erase((uintptr_t)address / PAGE * PAGE) ? 0 : NOT_REGISTERED;
+}
+/* The address is the card's, too. */
+DRIVER cuMemHostGetDevicePointer_v2(uintptr_t *on_card, void *address, unsigned flags) {
+    const std::lock_guard<std::mutex> guard(registering);
+    const auto after = registered.upper_bound((uintptr_t)address);
+    *on_card = (uintptr_t)address;
+    return flags || after == registered.begin() || (uintptr_t)address >= std::prev(after)->second ? INVALID_VALUE : 0;
+}
+
+/* What is queued on the stream that computes runs at once. */
+DRIVER cuMemcpyDtoHAsync_v2(void *target, uintptr_t source, size_t num_bytes, void *stream) {
+    if (stream != &the_stream) return INVALID_VALUE;
+    memcpy(target, (const void *)source, num_bytes);
+    return 0;
+}
+DRIVER cuMemcpyHtoDAsync_v2(uintptr_t target, const void *source, size_t num_bytes, void *stream) {
+    return cuMemcpyDtoHAsync_v2((void *)target, (uintptr_t)source, num_bytes, stream);
+}
+DRIVER cuStreamWriteValue32_v2(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
+    if (stream != &the_stream || flags || !has_stream_values) return INVALID_VALUE;
+    ((std::atomic<uint32_t> *)address)->store(value);
+    return 0;
+}
+DRIVER cuStreamWaitValue32_v2(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
+    if (stream != &the_stream || flags || !has_stream_values) return INVALID_VALUE;
+    while ((int32_t)(((std::atomic<uint32_t> *)address)->load() - value) < 0) std::this_thread::yield();
+    return 0;
 }
 DRIVER cuGetErrorString(int code, const char **text) {
     *text = code == INVALID_DEVICE    ? "no such device"
@@ -110,7 +141,9 @@ EXPORT int fake_is_registered(void *address, size_t num_bytes) {
     auto after = registered.upper_bound((uintptr_t)address);
     return after != registered.begin() && (uintptr_t)address + num_bytes <= (--after)->second;
 }
+EXPORT void fake_stream_values(bool there) { has_stream_values = there; }
 EXPORT void fake_reset(int ordinal, int count) {
+    has_stream_values = true;
     the_ordinal = ordinal;
     num_devices = count;
     current_context = nullptr;

@@ -17,6 +17,7 @@ from penstock.kernels.cuda.nvrtc import compile_kernels
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
 from penstock.kernels.kv.int8 import quantize_kv
 from penstock.kernels.operands import AttentionSpec, BatchLayout, DistanceBias, LayerKV, QuantizedTensor
+from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.spec import FLOAT16, FLOAT32, INT8, LATENT_FLOAT16, LATENT_FLOAT32, SCALE_BYTES
 
 
@@ -156,7 +157,7 @@ def _move(value: Any, moved: list[tuple[Tensor, Tensor]]) -> Any:
     if isinstance(value, Tensor):
         moved.append((value, value.cuda()))
         return moved[-1][1]
-    if isinstance(value, QuantizedTensor | Int4Tensor | StackedMatrix):
+    if isinstance(value, QuantizedTensor | PlanesTensor | Int4Tensor | StackedMatrix):
         return value.map(lambda part: cast(Tensor, _move(part, moved)))
     if isinstance(value, LayerKV):
         return LayerKV(value.layout, tuple(_move(part, moved) for part in value.parts))

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.errors import ConfigError, StepFailed
+from penstock.errors import ComputationError, ConfigError, StepFailed
 from penstock.kernels import Matrix, SharedKernels, SplitMatrix, choose_kernels
 from penstock.kernels.cpu import NativeKernels
-from penstock.memory.handover import cuda_handover
+from penstock.kernels.shared.crossing import Crossing
 from penstock.memory.handover.cuda_handover import CudaHandover
 from penstock.memory.hardware import DeviceProfile, HardwareProfile, capacities
 from penstock.memory.lane import find_lane
@@ -126,13 +126,22 @@ def load(folder: Path, processor_gops: float = 0.1, **config: object) -> Engine:
 
 
 @needs_card
+@pytest.mark.parametrize("by_flags", [True, False])
 @pytest.mark.parametrize(
     "quantized", [{}, {"group_size": 32}, {"weights": "int4", "group_size": 32}, {"activations": "int8"}]
 )
 def test_answers_are_those_of_the_card_alone(
-    quantized: dict[str, object], checkpoint: Path, card: PretendedCard
+    quantized: dict[str, object],
+    by_flags: bool,
+    checkpoint: Path,
+    card: PretendedCard,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """To the last bit of each log-probability, although the share changes with the tokens of a step."""
+    """To the last bit of each log-probability, although the share changes with the tokens of a step. Where
+    streams have no values to write and to wait for, functions of the host hand products over."""
+    card.driver.fake_stream_values(by_flags)
+    crossed, begin = list[bool](), Crossing.begin
+    monkeypatch.setattr(Crossing, "begin", lambda *args: crossed.append(begin(*args)) or crossed[-1])
     alone = load(checkpoint, share_products="off", **quantized)
     assert alone.plan.kept_share is None
     expected = engines.answer(alone)
@@ -145,9 +154,14 @@ def test_answers_are_those_of_the_card_alone(
     traffic = engine.metrics.links["host to device"]
     assert 0 < traffic.num_bytes < engine.plan.streamed_bytes * engine.metrics.num_steps
     assert isinstance(kernels, SharedKernels) and kernels.num_shared >= 4 * engine.metrics.num_steps
+    assert crossed == [True] * (kernels.num_shared if by_flags else 0)
     del engine, alone, kernels
     assert not card.races.found
     assert card.driver.num_registered == card.memory.used_bytes == 0
+
+
+def crossing_does_not_wait(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Crossing, "end", lambda self, y: None)
 
 
 def join_does_not_wait(patch: pytest.MonkeyPatch) -> None:
@@ -166,7 +180,12 @@ def rows_are_taken_for_there_that_did_not_come(patch: pytest.MonkeyPatch) -> Non
 @needs_card
 @pytest.mark.parametrize(
     "fault",
-    [join_does_not_wait, work_does_not_wait_for_the_card, rows_are_taken_for_there_that_did_not_come],
+    [
+        crossing_does_not_wait,
+        join_does_not_wait,
+        work_does_not_wait_for_the_card,
+        rows_are_taken_for_there_that_did_not_come,
+    ],
 )
 def test_faults_of_the_handover_are_caught(
     fault: Callable[[pytest.MonkeyPatch], None],
@@ -176,8 +195,9 @@ def test_faults_of_the_handover_are_caught(
 ) -> None:
     """By an error or a wrong answer."""
     expected = engines.answer(load(checkpoint, share_products="off"), num_prompts=1)
+    card.driver.fake_stream_values(fault is crossing_does_not_wait)
     fault(monkeypatch)
-    with pytest.raises((AssertionError, RuntimeError)):
+    with pytest.raises((AssertionError, RuntimeError, ComputationError)):
         assert engines.answer(load(checkpoint), num_prompts=1) == expected
 
 
@@ -238,7 +258,7 @@ def test_what_a_queued_call_reads_outlives_a_failure(
             records.append(weakref.ref(record))
             return record
 
-    monkeypatch.setattr(cuda_handover, "HANDOVER_BYTES", 4 * (64 + 64))
+    handover._buffer = handover._buffer[: 4 * (64 + 64)]
     x = torch.ones(2, 64, device=lane.torch_device)
     with pytest.raises(MemoryError):
         handover.begin(x, 64, lambda rows: rows, Watched())

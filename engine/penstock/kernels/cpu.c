@@ -44,5 +44,6 @@
 #include "cpu/sublayers/attention_sublayer.h"
 #include "cpu/sublayers/layers.h"
 #include "cpu/handed_product.h"
+#include "cpu/crossing.h"
 #include "cpu/recurrence.h"
 #include "cpu/weights.h"

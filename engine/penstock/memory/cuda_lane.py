@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 #: Layers that the host launches ahead of a GPU: enough to keep the GPU busy, and few enough that a
 #: cancellation takes effect soon.
 MAX_LAUNCHED_LAYERS = 2
-#: cuMemHostRegister's flag: pinned for every context.
-REGISTER_PORTABLE = 1
+#: cuMemHostRegister's flags: pinned for every context, and where the card's own streams see it.
+REGISTER_PORTABLE, REGISTER_DEVICEMAP = 1, 2
 
 
 class PinnedMemory:
@@ -50,12 +50,12 @@ class PinnedMemory:
     def allocate(self, num_bytes: int) -> Tensor:
         return aligned_buffer(num_bytes)
 
-    def prepare(self, piece: Tensor) -> None:
+    def prepare(self, piece: Tensor, flags: int = REGISTER_PORTABLE) -> None:
         # Torch's own pinned memory would be rounded up to powers of two. The call is the driver's and not the
         # runtime's, so that a refusal leaves no error behind for torch's next launch.
         with torch.cuda.device(self._device):  # each thread has a current device of its own
             code = self._driver.cuMemHostRegister_v2(
-                ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(piece.numel()), REGISTER_PORTABLE
+                ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(piece.numel()), flags
             )
         if code:
             self.unpinned_bytes += piece.numel()
@@ -220,7 +220,7 @@ class CudaLane:
     def handover(self) -> CudaHandover:
         if self._handover is None:
             buffer = self._pinned.allocate(HANDOVER_BYTES)
-            self._pinned.prepare(buffer)
+            self._pinned.prepare(buffer, REGISTER_PORTABLE | REGISTER_DEVICEMAP)
             self._handover = CudaHandover(self.torch_device, self._driver, buffer)
         return self._handover
 

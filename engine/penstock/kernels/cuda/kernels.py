@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 from torch import Tensor
 
 from penstock.config import GROUP_SIZES
@@ -87,6 +90,12 @@ class CudaKernels(PlainRecurrences):
         if weight.num_groups > 1:
             return self._grouped_linear.int8_product(x, weight, bias)
         return self._linear.product(x, weight, bias)
+
+    def linear_parts(self, x: Tensor, weights: Sequence[Matrix]) -> list[Tensor]:
+        """linear() with each of some matrices of one format."""
+        if all(isinstance(each, QuantizedTensor) and each.num_groups == 1 for each in weights):
+            return self._linear.products(x, cast(Sequence[QuantizedTensor], weights))
+        return [self.linear(x, each) for each in weights]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         y, rows = x.new_empty(x.shape), x.flatten(0, -2)

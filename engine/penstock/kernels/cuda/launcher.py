@@ -101,7 +101,7 @@ class Arguments:
         self._pack(*[value.data_ptr() if isinstance(value, Tensor) else value or 0 for value in values])
 
 
-def _stream_query() -> Callable[[int], int]:
+def stream_query() -> Callable[[int], int]:
     """What tells the handle of a device's current stream: torch's short way, which makes no object, where
     this torch has one."""
     long_way: Callable[[int], int] = lambda index: torch.cuda.current_stream(index).cuda_stream  # noqa: E731
@@ -124,7 +124,7 @@ class CudaLauncher:
         self._arguments = {name: Arguments(kinds) for name, kinds in SIGNATURES.items()}
         #: From filling the arguments until the driver has copied them.
         self._lock = threading.Lock()
-        self._current_stream = _stream_query()
+        self._current_stream = stream_query()
         try:
             self._load(image)
         except RuntimeError as error:

@@ -3,6 +3,8 @@ by whichever kernel suits their sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -32,13 +34,30 @@ class CudaLinear:
 
     def product(self, x: Tensor, weight: QuantizedTensor | PlanesTensor, bias: Tensor | None) -> Tensor:
         """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features]."""
+        return self.products(x, (weight,), bias)[0]
+
+    def products(
+        self, x: Tensor, weights: Sequence[QuantizedTensor | PlanesTensor], bias: Tensor | None = None
+    ) -> list[Tensor]:
+        """product() with each of some matrices, for which x is rounded to integers once."""
+        if x.shape[1] > MAX_IN_FEATURES:
+            whole = (each.joined() if isinstance(each, PlanesTensor) else each for each in weights)
+            return [reference.linear(x, each, bias, self._activations) for each in whole]
+        rows, token_scales = self._quantize(x)
+        return [self._product(rows, token_scales, x, each, bias) for each in weights]
+
+    def _product(
+        self,
+        rows: Tensor,
+        token_scales: Tensor,
+        x: Tensor,
+        weight: QuantizedTensor | PlanesTensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """product(), with the integers of x."""
         num_tokens, in_features = x.shape
         if isinstance(weight, PlanesTensor) and not _can_join_while_loading(weight):
             weight = self._joined(weight)
-        if in_features > MAX_IN_FEATURES:
-            weight = weight.joined() if isinstance(weight, PlanesTensor) else weight
-            return reference.linear(x, weight, bias, self._activations)
-        rows, token_scales = self._quantize(x)
         out_features = weight.out_features
         y = x.new_empty(num_tokens, out_features)
         if self._has_tensor_product(num_tokens, weight):

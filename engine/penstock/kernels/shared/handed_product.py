@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.expert_records import MatrixRecord, padded_rows, token_bytes
+from penstock.kernels.shared.crossing import Crossing, open_crossing
 
 #: void (*)(void *), which a driver calls.
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -25,24 +26,39 @@ class HandedRecord(ctypes.Structure):
 
 
 class HandedProduct:
-    """y = x W^T, whenever `function` is called with the address of a record."""
+    """y = x W^T, for whoever knows no Python: whenever `function` is called with the address of a record, or
+    through a crossing."""
 
     def __init__(self, library: Any, activation_bits: int, matrix: MatrixRecord, weight: object) -> None:
         """`weight` has the memory to which `matrix` points."""
-        address = ctypes.cast(library.penstock_handed_product, ctypes.c_void_p).value
-        assert address is not None
-        self.function = HOST_FUNCTION(address)
         self.out_features: int = matrix.out_features
-        self._bits, self._matrix, self._weight = activation_bits, matrix, weight
+        self._library, self._bits, self._matrix, self._weight = library, activation_bits, matrix, weight
+
+    @property
+    def function(self) -> Any:
+        address = ctypes.cast(self._library.penstock_handed_product, ctypes.c_void_p).value
+        assert address is not None
+        return HOST_FUNCTION(address)
 
     def record(self, x: Tensor, y: Tensor) -> HandedRecord:
         """What `function` takes for x, float32 [num_tokens, in_features], and y, float32 [num_tokens,
         out_features], both contiguous. The caller keeps the record, x and y until the call is over."""
         matrix, num_tokens = self._matrix, x.shape[0]
-        num_bytes = padded_rows(num_tokens) * token_bytes(matrix.in_features, matrix.num_groups)
-        scratch = torch.empty(num_bytes // 4)
+        scratch = torch.empty(self._scratch_bytes(num_tokens) // 4)
         record = HandedRecord(
             ctypes.addressof(matrix), x.data_ptr(), num_tokens, self._bits, y.data_ptr(), scratch.data_ptr()
         )
         record.kept = matrix, self._weight, scratch
         return record
+
+    def open_crossing(self, driver: Any, memory: Tensor, device: torch.device) -> Crossing | None:
+        """open_crossing() for this product, and others of the same kernels."""
+        return open_crossing(self._library, driver, memory, device)
+
+    def cross(self, crossing: Crossing, x: Tensor) -> bool:
+        """Crossing.begin() of this product."""
+        return crossing.begin(self._matrix, self._weight, self._bits, self._scratch_bytes(x.shape[0]), x)
+
+    def _scratch_bytes(self, num_tokens: int) -> int:
+        matrix = self._matrix
+        return padded_rows(num_tokens) * token_bytes(matrix.in_features, matrix.num_groups)

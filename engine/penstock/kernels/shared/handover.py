@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
+
+from penstock.kernels.shared.crossing import Crossing
 
 
 class HostProduct(Protocol):
@@ -16,6 +19,12 @@ class HostProduct(Protocol):
 
     def record(self, x: Tensor, y: Tensor) -> Any:
         """What the function takes for x and y on the host."""
+
+    def open_crossing(self, driver: Any, memory: Tensor, device: torch.device) -> Crossing | None:
+        """The quick way, through pinned memory that the card sees; None where the driver does not have it."""
+
+    def cross(self, crossing: Crossing, x: Tensor) -> bool:
+        """Begin this product with x on the card; False if it has to go the other way."""
 
 
 class Handover(Protocol):

@@ -5,7 +5,7 @@ output. Norms, attention and activations stay on the card."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -26,6 +26,9 @@ class SharedKernels(ForwardingKernels):
         super().__init__(first)
         self._second, self._handover = second, handover
         self._handed: Callable[[Matrix], HostProduct | None] = getattr(second, "handed", lambda weight: None)
+        self._linear_parts: Callable[[Tensor, Sequence[Matrix]], list[Tensor]] = getattr(
+            first, "linear_parts", lambda x, weights: [first.linear(x, each) for each in weights]
+        )
         self.experts = SharedExperts(first, second, handover)
         #: Products of which the processor computed a share.
         self.num_shared = 0
@@ -50,7 +53,8 @@ class SharedKernels(ForwardingKernels):
             theirs = self._handover.begin(
                 x, in_ram.out_features, lambda rows: self._second.linear(rows, in_ram), self._handed(in_ram)
             )
-        parts += [self._kernels.linear(x, part) for part in weight.on_card]
+        if weight.on_card:
+            parts += self._linear_parts(x, weight.on_card)
         if in_ram is not None:
             self._handover.join()
             parts.append(theirs)

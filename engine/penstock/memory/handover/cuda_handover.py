@@ -1,6 +1,8 @@
 """CudaHandover: hands work from a card to the processor and back, all of it queued.
 
-A stream of its own waits for the activations, copies them to the host, calls a function there, and copies the
+A product in compiled code that has few tokens crosses by flags, on the stream that computes (Crossing, of the
+processor's kernels). Everything else, and everything where a driver has no such flags, goes another way: a
+stream of its own waits for the activations, copies them to the host, calls a function there, and copies the
 result back. The driver calls the function in the stream's order, on a thread of the driver, where no CUDA
 function may be called. A product in compiled code is such a function itself; for others a worker of ours
 computes meanwhile. So neither the thread that launches nor the stream that computes waits, until the result
@@ -20,8 +22,9 @@ import torch
 from torch import Tensor
 
 from penstock.errors import HandoverError
-from penstock.memory.planning.plan import HANDOVER_BYTES
 
+#: Of the pinned memory, what a crossing gets: inputs and results of a few dozen tokens.
+CROSSING_BYTES = 4 << 20
 #: void (*)(void *user_data), which cuLaunchHostFunc takes.
 _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 FLOAT_BYTES = 4
@@ -31,8 +34,14 @@ class CudaHandover:
     """Used by the one thread that launches."""
 
     def __init__(self, device: torch.device, driver: ctypes.CDLL, buffer: Tensor) -> None:
-        """`buffer` is pinned: uint8 [HANDOVER_BYTES]."""
-        self._device, self._driver, self._buffer = device, driver, buffer
+        """`buffer` is pinned, and the card sees it: uint8 [HANDOVER_BYTES]."""
+        self._device, self._driver = device, driver
+        self._buffer, self._flagged = buffer[CROSSING_BYTES:], buffer[:CROSSING_BYTES]
+        #: Made for the first product; None where there is none, or no product has come yet.
+        self._crossing: Any = None
+        self._has_tried = False
+        #: The result of the product that crosses, until join().
+        self._crossed: Tensor | None = None
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._done: torch.cuda.Event | None = None
         self._function = _HOST_FUNCTION(self._run)  # has to live as long as calls are queued
@@ -61,11 +70,14 @@ class CudaHandover:
             self._records.popleft()
         x = x.contiguous()
         y = x.new_empty(x.shape[0], out_features)
+        if product is not None and self._cross(product, x):
+            self._crossed = y
+            return y
         self._held += [x, y]
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(self._device))
         self._stream.wait_event(ready)
-        num_rows = max(1, HANDOVER_BYTES // FLOAT_BYTES // (x.shape[1] + out_features))
+        num_rows = max(1, self._buffer.numel() // FLOAT_BYTES // (x.shape[1] + out_features))
         with torch.cuda.stream(self._stream):
             for first in range(0, x.shape[0], num_rows):
                 piece = x[first : first + num_rows], y[first : first + num_rows]
@@ -77,6 +89,9 @@ class CudaHandover:
         return y
 
     def join(self) -> None:
+        if self._crossed is not None:
+            self._crossing.end(self._crossed)
+            self._crossed = None
         if self._done is not None:
             torch.cuda.current_stream(self._device).wait_event(self._done)
         self._done = None
@@ -107,11 +122,22 @@ class CudaHandover:
 
     def close(self) -> None:
         """Nothing may be queued any more."""
+        if self._crossing is not None:
+            self._crossing.close()
+            self._crossing = None
         self._worker.shutdown()
         self._work.clear()
         self._held.clear()
         self._records.clear()
         self._new_records.clear()
+
+    def _cross(self, product: Any, x: Tensor) -> bool:
+        """Whether the product has begun to cross by flags."""
+        if not self._has_tried:
+            self._has_tried = True
+            make = getattr(product, "open_crossing", None)
+            self._crossing = make and make(self._driver, self._flagged, self._device)
+        return self._crossing is not None and product.cross(self._crossing, x)
 
     def _queue(self, x: Tensor, y: Tensor, compute: Callable[[Tensor], Tensor], product: Any) -> None:
         """The stream's order keeps one piece's use of the buffer apart from the next one's."""

@@ -1,0 +1,154 @@
+/* A thread that computes products which a card hands over. Part of cpu.c.
+ *
+ * Card and thread see the same few numbers in pinned memory. Behind the copy of a product's inputs, the card's
+ * stream writes the product's number to `asked`; the thread computes, and writes the number to `done`, for which
+ * the stream waits before it copies the results. Between the two there is no function of the driver's, no event
+ * and no thread that sleeps: the way there and back takes a third of what cuLaunchHostFunc takes. */
+#pragma once
+#include <errno.h>
+#include <time.h>
+
+/* Products that are handed over and not computed: more than are launched ahead of a card. */
+enum { MAX_HANDED = 64 };
+/* Where the inputs begin; `asked` and `done` have a cache line each. */
+enum { CROSSING_HEAD = 128 };
+/* The thread looks so many times whether there is something to do, about a millisecond, and rests then: a card that
+ * takes longer waits for a link or for a disk. */
+enum { LOOKS = 10 * SPINS, REST_NS = 50000 };
+enum { GREATER_OR_EQUAL = 0 };
+/* What penstock_crossing_begin() returns where too many products are under way. No error of CUDA is negative. */
+enum { CROSSING_FULL = -1 };
+
+typedef struct {
+    const expert_matrix *matrix;
+    int64_t num_tokens, activation_bits, scratch_bytes;
+} handed;
+
+/* The driver's functions, in the order in which Crossing (crossing.py) gives them. */
+typedef struct {
+    int (*copy_to_host)(void *target, uint64_t source, size_t num_bytes, void *stream);
+    int (*copy_to_card)(uint64_t target, const void *source, size_t num_bytes, void *stream);
+    int (*write_value)(void *stream, uint64_t address, uint32_t value, unsigned flags);
+    int (*wait_value)(void *stream, uint64_t address, uint32_t value, unsigned flags);
+} crossing_driver;
+
+typedef struct {
+    crossing_driver driver;
+    uint8_t *memory;    /* pinned */
+    uint64_t on_card;   /* its address for the card */
+    handed queue[MAX_HANDED];
+    atomic_uint given, computed; /* numbers of products; they wrap */
+    atomic_bool is_closing;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    pthread_t thread;
+    void *scratch;
+    int64_t scratch_bytes;
+} crossing;
+
+INLINE bool has_come(uint32_t number, uint32_t wanted) { return (int32_t)(number - wanted) >= 0; }
+
+INLINE atomic_uint *crossing_asked(crossing *c) { return (atomic_uint *)c->memory; }
+INLINE atomic_uint *crossing_done(crossing *c) { return (atomic_uint *)(c->memory + CROSSING_HEAD / 2); }
+
+INLINE float *crossing_inputs(crossing *c) { return (float *)(c->memory + CROSSING_HEAD); }
+INLINE float *crossing_results(crossing *c, const handed *h) {
+    return crossing_inputs(c) + (h->num_tokens * h->matrix->in_features + 15) / 16 * 16;
+}
+
+/* Waits until the product is given; false: the crossing closes. */
+static bool await_given(crossing *c, uint32_t number) {
+    for (int looks = 0; looks < LOOKS && !has_come(atomic_load(&c->given), number); looks++) relax();
+    pthread_mutex_lock(&c->lock);
+    while (!has_come(atomic_load(&c->given), number) && !atomic_load(&c->is_closing))
+        pthread_cond_wait(&c->wake, &c->lock);
+    pthread_mutex_unlock(&c->lock);
+    return !atomic_load(&c->is_closing);
+}
+
+/* Waits until the card has brought the inputs; false: the crossing closes. */
+static bool await_inputs(crossing *c, uint32_t number) {
+    const struct timespec rest = {.tv_nsec = REST_NS};
+    for (int looks = 0; !has_come(atomic_load(crossing_asked(c)), number); looks += looks < LOOKS) {
+        if (atomic_load(&c->is_closing)) return false;
+        if (looks < LOOKS) relax();
+        else nanosleep(&rest, NULL);
+    }
+    return true;
+}
+
+static void *crossing_thread(void *argument) {
+    crossing *c = argument;
+    for (uint32_t number = 1; await_given(c, number) && await_inputs(c, number); number++) {
+        const handed h = c->queue[number % MAX_HANDED];
+        if (h.scratch_bytes > c->scratch_bytes) {
+            free(c->scratch);
+            c->scratch_bytes = (h.scratch_bytes + 4095) / 4096 * 4096;
+            c->scratch = aligned_alloc(4096, c->scratch_bytes);
+        }
+        multiply(h.matrix, NULL, crossing_inputs(c), h.num_tokens, (int)h.activation_bits,
+                 crossing_results(c, &h), c->scratch);
+        atomic_store(&c->computed, number);
+        atomic_store(crossing_done(c), number);
+    }
+    return NULL;
+}
+
+/* `memory` are pinned bytes, zeroed at their beginning. NULL if the system gives no thread, or if the card's stream
+ * can't write and wait for values. */
+EXPORT crossing *penstock_crossing_open(const crossing_driver *driver, uint8_t *memory, uint64_t on_card, void *stream) {
+    if (driver->write_value(stream, on_card, 0, 0)) return NULL;
+    if (driver->wait_value(stream, on_card, 0, GREATER_OR_EQUAL)) return NULL;
+    crossing *c = calloc(1, sizeof *c);
+    if (c == NULL) return NULL;
+    c->driver = *driver;
+    c->memory = memory;
+    c->on_card = on_card;
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->wake, NULL);
+    if (pthread_create(&c->thread, NULL, crossing_thread, c)) {
+        free(c);
+        return NULL;
+    }
+    return c;
+}
+
+/* Queues the copy of x [num_tokens, in_features] on the stream, and gives the product to the thread. Returns the
+ * driver's error, or CROSSING_FULL. */
+EXPORT int penstock_crossing_begin(crossing *c, const expert_matrix *matrix, int64_t num_tokens, int64_t activation_bits,
+                                   int64_t scratch_bytes, uint64_t x, void *stream) {
+    const uint32_t number = atomic_load(&c->given) + 1;
+    if (number - atomic_load(&c->computed) > MAX_HANDED - 1) return CROSSING_FULL;
+    const size_t num_bytes = num_tokens * matrix->in_features * sizeof(float);
+    int error = c->driver.copy_to_host(crossing_inputs(c), x, num_bytes, stream);
+    if (error) return error;
+    c->queue[number % MAX_HANDED] = (handed){matrix, num_tokens, activation_bits, scratch_bytes};
+    error = c->driver.write_value(stream, c->on_card, number, 0);
+    if (error) return error;
+    pthread_mutex_lock(&c->lock);
+    atomic_store(&c->given, number);
+    pthread_cond_signal(&c->wake);
+    pthread_mutex_unlock(&c->lock);
+    return 0;
+}
+
+/* What is queued on the stream next waits for the product that was begun last, whose results are copied to y
+ * [num_tokens, out_features]. Returns the driver's error. */
+EXPORT int penstock_crossing_end(crossing *c, uint64_t y, void *stream) {
+    const uint32_t number = atomic_load(&c->given);
+    const handed *h = &c->queue[number % MAX_HANDED];
+    const size_t num_bytes = h->num_tokens * h->matrix->out_features * sizeof(float);
+    const int error = c->driver.wait_value(stream, c->on_card + CROSSING_HEAD / 2, number, GREATER_OR_EQUAL);
+    return error ? error : c->driver.copy_to_card(y, crossing_results(c, h), num_bytes, stream);
+}
+
+/* Ends the thread, behind the product that it computes. The card's stream has nothing to do any more. */
+EXPORT void penstock_crossing_close(crossing *c) {
+    pthread_mutex_lock(&c->lock);
+    atomic_store(&c->is_closing, true);
+    pthread_cond_signal(&c->wake);
+    pthread_mutex_unlock(&c->lock);
+    pthread_join(c->thread, NULL);
+    free(c->scratch);
+    free(c);
+}

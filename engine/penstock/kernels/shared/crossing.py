@@ -1,0 +1,89 @@
+"""Crossing: the quick way of a product from a card to the processor and back."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.cuda.launcher import stream_query
+from penstock.kernels.expert_records import MatrixRecord
+
+#: The driver's functions that crossing.h calls, in its order.
+DRIVER_FUNCTIONS = (
+    "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2",
+)  # fmt: skip
+#: As in crossing.h.
+MAX_HANDED, HEAD_BYTES, FULL = 64, 128, -1
+FLOAT_BYTES, ROUND_FLOATS = 4, 16
+
+
+class Crossing:
+    """All of it is queued on the stream that computes: behind begin(), the card computes on, and behind end()
+    it has the result. Used by the one thread that launches, one product at a time. A product that was
+    begun and never ended is forgotten."""
+
+    def __init__(self, library: Any, handle: int, memory: Tensor, device: torch.device) -> None:
+        """open_crossing() makes it."""
+        self._library, self._handle, self._memory = library, ctypes.c_void_p(handle), memory
+        self._device_index = device.index
+        self._current_stream = stream_query()
+        #: What the thread may still read: its queue holds no more, and one product is being computed.
+        self._held: deque[object] = deque(maxlen=MAX_HANDED + 1)
+
+    def begin(
+        self, matrix: MatrixRecord, weight: object, activation_bits: int, scratch_bytes: int, x: Tensor
+    ) -> bool:
+        """Have x, float32 [num_tokens, in_features], contiguous on the card, multiplied by a matrix of which
+        `weight` has the memory. False if there is no room for this now. Raises RuntimeError, as torch
+        does, if the driver refuses."""
+        num_tokens = x.shape[0]
+        most = num_tokens * (matrix.in_features + matrix.out_features) + ROUND_FLOATS
+        if HEAD_BYTES + FLOAT_BYTES * most > self._memory.numel():
+            return False
+        self._held.append((matrix, weight))
+        error = self._library.penstock_crossing_begin(
+            self._handle, ctypes.addressof(matrix), num_tokens, activation_bits, scratch_bytes,
+            x.data_ptr(), self._current_stream(self._device_index),
+        )  # fmt: skip
+        if error == FULL:
+            return False
+        self._check(error)
+        return True
+
+    def end(self, y: Tensor) -> None:
+        """Queue the result of the product that was begun last into y, float32 [num_tokens, out_features]."""
+        stream = self._current_stream(self._device_index)
+        self._check(self._library.penstock_crossing_end(self._handle, y.data_ptr(), stream))
+
+    def close(self) -> None:
+        """The stream has nothing to do any more."""
+        self._library.penstock_crossing_close(self._handle)
+        self._held.clear()
+
+    @staticmethod
+    def _check(error: int) -> None:
+        if error:
+            raise RuntimeError(f"CUDA: a product could not be handed over (error {error})")
+
+
+def open_crossing(library: Any, driver: Any, memory: Tensor, device: torch.device) -> Crossing | None:
+    """A crossing through `memory`, pinned uint8 [num_bytes] that the card `device` sees. None where the
+    driver has no streams that write and wait for values."""
+    on_card = ctypes.c_uint64()
+    try:
+        functions = [ctypes.cast(getattr(driver, name), ctypes.c_void_p) for name in DRIVER_FUNCTIONS]
+        address = ctypes.c_void_p(memory.data_ptr())
+        if driver.cuMemHostGetDevicePointer_v2(ctypes.byref(on_card), address, 0):
+            return None
+    except AttributeError:
+        return None
+    memory[:HEAD_BYTES].zero_()
+    handle = library.penstock_crossing_open(
+        (ctypes.c_void_p * len(functions))(*functions), memory.data_ptr(), on_card.value,
+        stream_query()(device.index),
+    )  # fmt: skip
+    return Crossing(library, handle, memory, device) if handle else None
