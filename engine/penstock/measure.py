@@ -28,7 +28,7 @@ from penstock.memory.hardware import (
     num_physical_cores,
 )
 from penstock.memory.kept_tuning import tuning_of
-from penstock.memory.lane import find_lane
+from penstock.memory.lane import Lane, find_lane
 from penstock.memory.machine_rates import Measure, hardware_profile, machine_key
 from penstock.memory.other_work import is_busy, now, others_share
 from penstock.memory.rates import CROSSING_INPUTS, crossing_s, device_gbps, measure_disk, memory_read_gbps
@@ -68,7 +68,7 @@ def measure_hardware(
                 measure,
                 device_kernels=f"{fingerprint(config, device)} on {card_identity(device)}",
                 device=functools.partial(device_rates, config, device, cache_folder),
-                crossing_s=functools.partial(crossing_s, lane, product=_small_product(on_host)),
+                crossing_s=functools.partial(card_crossing_s, lane, config, cache_folder),
             )
         spill_folder = None if config.spill_folder is None else Path(config.spill_folder)
         profile = hardware_profile(
@@ -109,6 +109,12 @@ def _tune(config: EngineConfig, build: str, num_cores: int) -> tuple[KernelTunin
 
 def _memory_read_gbps(num_threads: int) -> float:
     return memory_read_gbps(num_threads, memory_readers(num_threads))
+
+
+def card_crossing_s(lane: Lane, config: EngineConfig, cache_folder: Path | None) -> float:
+    """crossing_s() of the products that the config's kernels, and the processor's, share in a step."""
+    fetch = getattr(choose_kernels(config, 1, lane.torch_device, cache_folder), "fetch", None)
+    return crossing_s(lane, product=_small_product(replace(config, kernels="auto")), fetch=fetch)
 
 
 def _small_product(config: EngineConfig) -> HandedProduct | None:

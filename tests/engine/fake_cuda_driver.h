@@ -106,9 +106,6 @@ DRIVER cuMemcpyDtoHAsync_v2(void *target, uintptr_t source, size_t num_bytes, vo
     memcpy(target, (const void *)source, num_bytes);
     return 0;
 }
-DRIVER cuMemcpyHtoDAsync_v2(uintptr_t target, const void *source, size_t num_bytes, void *stream) {
-    return cuMemcpyDtoHAsync_v2((void *)target, (uintptr_t)source, num_bytes, stream);
-}
 DRIVER cuStreamWriteValue32_v2(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
     if (stream != &the_stream || flags || !has_stream_values) return INVALID_VALUE;
     ((std::atomic<uint32_t> *)address)->store(value);

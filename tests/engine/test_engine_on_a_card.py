@@ -225,7 +225,7 @@ def test_rates_are_measured_on_the_card_and_kept_for_it(monkeypatch: pytest.Monk
     monkeypatch.setattr(measure, "device_gbps", lambda device: (1.0, device))
     monkeypatch.setattr(measure, "_device_gops", lambda config, device, _: device)
     crossings = list[torch.device]()
-    monkeypatch.setattr(measure, "crossing_s", lambda lane, product=None: crossings.append(lane.torch_device))
+    monkeypatch.setattr(measure, "crossing_s", lambda lane, **_: crossings.append(lane.torch_device))
     for number in (0, 1):
         with engines.card_with_kernels(number=number, num_cards=2) as card:
             measure.measure_hardware(None, EngineConfig(device=f"cuda:{number}"))
@@ -246,7 +246,7 @@ def test_a_crossing_is_measured_with_a_handover(monkeypatch: pytest.MonkeyPatch)
         handover, rows = lane.handover(), list[int]()
         begin = handover.begin
 
-        def counted(x: torch.Tensor, out_features: int, compute: Any, product: object = None) -> torch.Tensor:
+        def counted(x: torch.Tensor, out_features: int, compute: Any, *_: object) -> torch.Tensor:
             return begin(x, out_features, lambda each: rows.append(len(each)) or compute(each))
 
         monkeypatch.setattr(handover, "begin", counted)

@@ -55,7 +55,7 @@ LIMITS = (
     Limits("write_kv_int8", (0, 0), (5, 4), "a division, a vector's largest number: 40 warps suffice"),
     Limits("merge_splits", (0, 0), (8, 8), "of 4 warps each: latency is hidden by half of all warps"),
     Limits(
-        "activation|combine_[12]|join_planes|layer_norm|rms_norm|quantize_[12]|rope|router_(logits|scores)|write_kv",
+        "activation|combine_[12]|fetch|join_planes|layer_norm|rms_norm|quantize_[12]|rope|router_(logits|scores)|write_kv",
         (0, 0), (8, 4), "they wait for memory alone: all warps that there are (7.5 has 32)",
     ),
 )  # fmt: skip

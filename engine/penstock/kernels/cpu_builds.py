@@ -166,7 +166,7 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_handed_product": (_P,),
     "penstock_crossing_open": (_P, _P, _N, _P),
     "penstock_crossing_begin": (_P, _P, _N, _N, _N, _N, _P),
-    "penstock_crossing_end": (_P, _N, _P),
+    "penstock_crossing_end": (_P, _P),
     "penstock_crossing_close": (_P,),
     "penstock_short_conv": (_P, _N, _N, _P, _P, _N, _P, _P, _P, _P, _P, _P, _P, _P, _N),
     "penstock_recurrence": (

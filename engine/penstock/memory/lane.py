@@ -92,7 +92,12 @@ class Handover(Protocol):
         """Called when the lane has done everything. Raises HandoverError if such work has failed."""
 
     def begin(
-        self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor], product: Any = None
+        self,
+        x: Tensor,
+        out_features: int,
+        compute: Callable[[Tensor], Tensor],
+        product: Any = None,
+        fetch: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor: ...
 
     def join(self) -> None: ...

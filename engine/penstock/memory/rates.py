@@ -180,10 +180,10 @@ def _median_copy_s(target: torch.Tensor, source: torch.Tensor, rounds: int) -> f
     return statistics.median(times[1:])
 
 
-def crossing_s(lane: Lane, rounds: int = ROUNDS, product: Any = None) -> float:
+def crossing_s(lane: Lane, rounds: int = ROUNDS, product: Any = None, fetch: Any = None) -> float:
     """Seconds of handing a row over from a GPU to the processor and back. The processor does nothing, or a
-    small `product` (HandedProduct) of CROSSING_INPUTS inputs, called as products of a layer are. A crossing
-    waits for the one before it, as the products of a layer do."""
+    small `product` (HandedProduct) of CROSSING_INPUTS inputs, called as products of a layer are, whose result
+    the card's `fetch` brings. A crossing waits for the one before it, as the products of a layer do."""
     handover, times = lane.handover(), []
     row = torch.zeros(1, CROSSING_INPUTS, device=lane.torch_device)
     out_features = CROSSING_INPUTS if product is None else product.out_features
@@ -191,7 +191,7 @@ def crossing_s(lane: Lane, rounds: int = ROUNDS, product: Any = None) -> float:
         lane.link.synchronize()
         started = time.perf_counter()
         for _ in range(NUM_CROSSINGS):
-            handover.begin(row, out_features, lambda rows: rows, product)
+            handover.begin(row, out_features, lambda rows: rows, product, fetch)
             handover.join()
         lane.link.synchronize()
         times.append((time.perf_counter() - started) / NUM_CROSSINGS)

@@ -38,7 +38,8 @@ class Driver:
         }
         addresses = {n: address for n, address in given.items() if address}
         for n, address in addresses.items():
-            assert self._card.memory.holds(address), f"argument {n} of {name} is not in the card's memory"
+            is_there = self._card.memory.holds(address) or self.is_registered(address, 4)
+            assert is_there, f"argument {n} of {name} is where the card does not see it"
         self._card.on_use(addresses.values(), name)
         self.num_launches[name] = self.num_launches.get(name, 0) + 1
         return int(self._library.cuLaunchKernel(function, *arguments))

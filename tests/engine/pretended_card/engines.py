@@ -14,6 +14,7 @@ import penstock.kernels
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.generation.requests.generation_request import SamplingParams
+from penstock.memory.cuda_lane import CudaLane
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import Home
 from penstock.model.mixture import _order_of_one
@@ -47,6 +48,7 @@ def card_with_kernels(
         patch.object(penstock.kernels, "find_nvrtc", lambda architecture: True),
         patch.object(penstock.kernels, "compile_kernels", lambda *_: image),
         patch.object(penstock.kernels, "check_card", lambda *_: []),
+        patch.object(CudaLane, "_limits", {}),  # an engine that failed on another card leaves one there
     ):
         try:
             yield card

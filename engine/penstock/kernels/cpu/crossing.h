@@ -2,8 +2,9 @@
  *
  * Card and thread see the same few numbers in pinned memory. Behind the copy of a product's inputs, the card's
  * stream writes the product's number to `asked`; the thread computes, and writes the number to `done`, for which
- * the stream waits before it copies the results. Between the two there is no function of the driver's, no event
- * and no thread that sleeps: the way there and back takes a third of what cuLaunchHostFunc takes. */
+ * the stream waits before a kernel fetches the results. (A copy to the card would have to wait for the weights
+ * that the same engine is copying.) Between the two there is no function of the driver's, no event and no thread that
+ * sleeps. */
 #pragma once
 #include <errno.h>
 #include <time.h>
@@ -27,7 +28,6 @@ typedef struct {
 /* The driver's functions, in the order in which Crossing (crossing.py) gives them. */
 typedef struct {
     int (*copy_to_host)(void *target, uint64_t source, size_t num_bytes, void *stream);
-    int (*copy_to_card)(uint64_t target, const void *source, size_t num_bytes, void *stream);
     int (*write_value)(void *stream, uint64_t address, uint32_t value, unsigned flags);
     int (*wait_value)(void *stream, uint64_t address, uint32_t value, unsigned flags);
 } crossing_driver;
@@ -38,6 +38,7 @@ typedef struct {
     uint64_t on_card;   /* its address for the card */
     handed queue[MAX_HANDED];
     atomic_uint given, computed; /* numbers of products; they wrap */
+    bool is_awaited; /* the stream waits for the product that was begun last; the launching thread's */
     atomic_bool is_closing;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -56,9 +57,10 @@ INLINE float *crossing_results(crossing *c, const handed *h) {
     return crossing_inputs(c) + (h->num_tokens * h->matrix->in_features + 15) / 16 * 16;
 }
 
-/* Waits until the product is given; false: the crossing closes. */
+/* Waits until the product is given; false: the crossing closes. The pool's threads sleep when nothing comes. */
 static bool await_given(crossing *c, uint32_t number) {
     for (int looks = 0; looks < LOOKS && !has_come(atomic_load(&c->given), number); looks++) relax();
+    if (!has_come(atomic_load(&c->given), number)) atomic_store(&pool.is_awake, false);
     pthread_mutex_lock(&c->lock);
     while (!has_come(atomic_load(&c->given), number) && !atomic_load(&c->is_closing))
         pthread_cond_wait(&c->wake, &c->lock);
@@ -66,13 +68,18 @@ static bool await_given(crossing *c, uint32_t number) {
     return !atomic_load(&c->is_closing);
 }
 
-/* Waits until the card has brought the inputs; false: the crossing closes. */
+/* Waits until the card has brought the inputs; false: the crossing closes. The pool's threads stay awake meanwhile: all
+ * of them together wake up in the time of a small product. */
 static bool await_inputs(crossing *c, uint32_t number) {
     const struct timespec rest = {.tv_nsec = REST_NS};
+    atomic_store(&pool.is_awake, true);
     for (int looks = 0; !has_come(atomic_load(crossing_asked(c)), number); looks += looks < LOOKS) {
         if (atomic_load(&c->is_closing)) return false;
         if (looks < LOOKS) relax();
-        else nanosleep(&rest, NULL);
+        else {
+            atomic_store(&pool.is_awake, false);
+            nanosleep(&rest, NULL);
+        }
     }
     return true;
 }
@@ -113,14 +120,25 @@ EXPORT crossing *penstock_crossing_open(const crossing_driver *driver, uint8_t *
     return c;
 }
 
+/* What is queued on the stream next waits for the product that was begun last. Returns the driver's error. */
+EXPORT int penstock_crossing_end(crossing *c, void *stream) {
+    const uint32_t number = atomic_load(&c->given);
+    const int error = c->driver.wait_value(stream, c->on_card + CROSSING_HEAD / 2, number, GREATER_OR_EQUAL);
+    c->is_awaited = !error;
+    return error;
+}
+
 /* Queues the copy of x [num_tokens, in_features] on the stream, and gives the product to the thread. Returns the
  * driver's error, or CROSSING_FULL. */
 EXPORT int penstock_crossing_begin(crossing *c, const expert_matrix *matrix, int64_t num_tokens, int64_t activation_bits,
                                    int64_t scratch_bytes, uint64_t x, void *stream) {
     const uint32_t number = atomic_load(&c->given) + 1;
     if (number - atomic_load(&c->computed) > MAX_HANDED - 1) return CROSSING_FULL;
+    /* The results of a product that was given up may still be written where these inputs come to lie. */
+    int error = number > 1 && !c->is_awaited ? penstock_crossing_end(c, stream) : 0;
+    if (error) return error;
     const size_t num_bytes = num_tokens * matrix->in_features * sizeof(float);
-    int error = c->driver.copy_to_host(crossing_inputs(c), x, num_bytes, stream);
+    error = c->driver.copy_to_host(crossing_inputs(c), x, num_bytes, stream);
     if (error) return error;
     c->queue[number % MAX_HANDED] = (handed){matrix, num_tokens, activation_bits, scratch_bytes};
     error = c->driver.write_value(stream, c->on_card, number, 0);
@@ -129,17 +147,8 @@ EXPORT int penstock_crossing_begin(crossing *c, const expert_matrix *matrix, int
     atomic_store(&c->given, number);
     pthread_cond_signal(&c->wake);
     pthread_mutex_unlock(&c->lock);
+    c->is_awaited = false;
     return 0;
-}
-
-/* What is queued on the stream next waits for the product that was begun last, whose results are copied to y
- * [num_tokens, out_features]. Returns the driver's error. */
-EXPORT int penstock_crossing_end(crossing *c, uint64_t y, void *stream) {
-    const uint32_t number = atomic_load(&c->given);
-    const handed *h = &c->queue[number % MAX_HANDED];
-    const size_t num_bytes = h->num_tokens * h->matrix->out_features * sizeof(float);
-    const int error = c->driver.wait_value(stream, c->on_card + CROSSING_HEAD / 2, number, GREATER_OR_EQUAL);
-    return error ? error : c->driver.copy_to_card(y, crossing_results(c, h), num_bytes, stream);
 }
 
 /* Ends the thread, behind the product that it computes. The card's stream has nothing to do any more. */
@@ -149,6 +158,7 @@ EXPORT void penstock_crossing_close(crossing *c) {
     pthread_cond_signal(&c->wake);
     pthread_mutex_unlock(&c->lock);
     pthread_join(c->thread, NULL);
+    atomic_store(&pool.is_awake, false);
     free(c->scratch);
     free(c);
 }

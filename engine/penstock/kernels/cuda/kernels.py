@@ -97,6 +97,12 @@ class CudaKernels(PlainRecurrences):
             return self._linear.products(x, cast(Sequence[QuantizedTensor], weights))
         return [self.linear(x, each) for each in weights]
 
+    def fetch(self, address: int, y: Tensor) -> None:
+        """Fill y, float32 and contiguous, from an address that the card sees, such as one of the host's
+        pinned memory, beside copies that are under way."""
+        num_blocks = min(ceil_div(y.numel(), THREADS), 2 * self._launcher.num_multiprocessors)
+        self._launcher.launch("fetch", (num_blocks,), THREADS, address, y.numel(), y)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         y, rows = x.new_empty(x.shape), x.flatten(0, -2)
         num_rows, width = rows.shape

@@ -25,6 +25,7 @@ _LINEAR = "PPIIPPPPIIP"
 _GROUPED = "PPPIIPPPPPPIIIIIIIIPIIP"
 _ATTENTION = "PNPPIIIIIPIPPPIFFIIPPIIPPPPI"
 SIGNATURES: dict[str, str] = {
+    "fetch": "PNP",
     "rms_norm": "PNIPFFP",
     "layer_norm": "PNIPPFP",
     "activation": "PNIIIP",

@@ -129,6 +129,7 @@ def _rows(draw: torch.Generator) -> Iterator[Case]:
     x = torch.randn(3, 500, generator=draw)
     for function in ACTIVATION_CODES:
         yield Case(f"activation {function}", partial(_call, "activation", x, function))
+    yield Case("fetch", partial(_fetch, x), 0.0)
     yield Case("gated activation", partial(_call, "gated_activation", x, "silu"))
     router = torch.randn(24, 500, generator=draw)
     for scores in ROUTER_CODES:
@@ -142,6 +143,15 @@ def _rows(draw: torch.Generator) -> Iterator[Case]:
             return turned
 
         yield Case(f"rope{', interleaved' if is_interleaved else ''}", rotate)
+
+
+def _fetch(x: Tensor, kernels: Kernels, device: torch.device) -> Tensor:
+    """x, brought by the card's kernel; the reference has none."""
+    source = x.to(device)
+    y = torch.zeros_like(source)
+    fetch = getattr(kernels, "fetch", lambda address, y: y.copy_(source))
+    fetch(source.data_ptr(), y)
+    return y
 
 
 def _call(name: str, *rest: Any) -> Tensor:

@@ -13,9 +13,7 @@ from penstock.kernels.cuda.launcher import stream_query
 from penstock.kernels.expert_records import MatrixRecord
 
 #: The driver's functions that crossing.h calls, in its order.
-DRIVER_FUNCTIONS = (
-    "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2",
-)  # fmt: skip
+DRIVER_FUNCTIONS = ("cuMemcpyDtoHAsync_v2", "cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2")
 #: As in crossing.h.
 MAX_HANDED, HEAD_BYTES, FULL = 64, 128, -1
 FLOAT_BYTES, ROUND_FLOATS = 4, 16
@@ -26,9 +24,10 @@ class Crossing:
     it has the result. Used by the one thread that launches, one product at a time. A product that was
     begun and never ended is forgotten."""
 
-    def __init__(self, library: Any, handle: int, memory: Tensor, device: torch.device) -> None:
-        """open_crossing() makes it."""
-        self._library, self._handle, self._memory = library, ctypes.c_void_p(handle), memory
+    def __init__(self, library: Any, handle: int, memory: Tensor, on_card: int, device: torch.device) -> None:
+        """open_crossing() makes it. `on_card` is the card's address of the memory."""
+        self._library, self._handle = library, ctypes.c_void_p(handle)
+        self._memory, self._on_card, self._results = memory, on_card, on_card
         self._device_index = device.index
         self._current_stream = stream_query()
         #: What the thread may still read: its queue holds no more, and one product is being computed.
@@ -40,9 +39,9 @@ class Crossing:
         """Have x, float32 [num_tokens, in_features], contiguous on the card, multiplied by a matrix of which
         `weight` has the memory. False if there is no room for this now. Raises RuntimeError, as torch
         does, if the driver refuses."""
-        num_tokens = x.shape[0]
-        most = num_tokens * (matrix.in_features + matrix.out_features) + ROUND_FLOATS
-        if HEAD_BYTES + FLOAT_BYTES * most > self._memory.numel():
+        num_tokens, unit = x.shape[0], ROUND_FLOATS
+        begin = HEAD_BYTES + FLOAT_BYTES * ((num_tokens * matrix.in_features + unit - 1) // unit * unit)
+        if begin + FLOAT_BYTES * num_tokens * matrix.out_features > self._memory.numel():
             return False
         self._held.append((matrix, weight))
         error = self._library.penstock_crossing_begin(
@@ -52,12 +51,15 @@ class Crossing:
         if error == FULL:
             return False
         self._check(error)
+        self._results = self._on_card + begin
         return True
 
-    def end(self, y: Tensor) -> None:
-        """Queue the result of the product that was begun last into y, float32 [num_tokens, out_features]."""
+    def end(self) -> int:
+        """What is launched next finds the result of the product that was begun last, float32 [num_tokens,
+        out_features], at the returned address, and has to take it before the next begin()."""
         stream = self._current_stream(self._device_index)
-        self._check(self._library.penstock_crossing_end(self._handle, y.data_ptr(), stream))
+        self._check(self._library.penstock_crossing_end(self._handle, stream))
+        return self._results
 
     def close(self) -> None:
         """The stream has nothing to do any more."""
@@ -86,4 +88,4 @@ def open_crossing(library: Any, driver: Any, memory: Tensor, device: torch.devic
         (ctypes.c_void_p * len(functions))(*functions), memory.data_ptr(), on_card.value,
         stream_query()(device.index),
     )  # fmt: skip
-    return Crossing(library, handle, memory, device) if handle else None
+    return Crossing(library, handle, memory, on_card.value, device) if handle else None

@@ -36,6 +36,7 @@ class Handover(Protocol):
         out_features: int,
         compute: Callable[[Tensor], Tensor],
         product: HostProduct | None = None,
+        fetch: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
         """Have the processor make compute(x on the host) of what x (float32 [num_tokens, in_features] on the
         card) is now. Returns at once; the result, float32 [num_tokens, out_features] on the card, is there

@@ -29,6 +29,7 @@ class SharedKernels(ForwardingKernels):
         self._linear_parts: Callable[[Tensor, Sequence[Matrix]], list[Tensor]] = getattr(
             first, "linear_parts", lambda x, weights: [first.linear(x, each) for each in weights]
         )
+        self._fetch: Callable[[int, Tensor], None] | None = getattr(first, "fetch", None)
         self.experts = SharedExperts(first, second, handover)
         #: Products of which the processor computed a share.
         self.num_shared = 0
@@ -51,7 +52,11 @@ class SharedKernels(ForwardingKernels):
         if in_ram is not None:
             self.num_shared += 1
             theirs = self._handover.begin(
-                x, in_ram.out_features, lambda rows: self._second.linear(rows, in_ram), self._handed(in_ram)
+                x,
+                in_ram.out_features,
+                lambda rows: self._second.linear(rows, in_ram),
+                self._handed(in_ram),
+                self._fetch,
             )
         if weight.on_card:
             parts += self._linear_parts(x, weight.on_card)

@@ -41,7 +41,7 @@ class CudaHandover:
         self._crossing: Any = None
         self._has_tried = False
         #: The result of the product that crosses, until join().
-        self._crossed: Tensor | None = None
+        self._crossed: tuple[Tensor, Callable[[int, Tensor], None]] | None = None
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._done: torch.cuda.Event | None = None
         self._function = _HOST_FUNCTION(self._run)  # has to live as long as calls are queued
@@ -63,6 +63,7 @@ class CudaHandover:
         out_features: int,
         compute: Callable[[Tensor], Tensor],
         product: Any = None,
+        fetch: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
         """`product` is a HostProduct, as kernels define it."""
         self.check()
@@ -70,8 +71,8 @@ class CudaHandover:
             self._records.popleft()
         x = x.contiguous()
         y = x.new_empty(x.shape[0], out_features)
-        if product is not None and self._cross(product, x):
-            self._crossed = y
+        if product is not None and fetch is not None and self._cross(product, x):
+            self._crossed = y, fetch
             return y
         self._held += [x, y]
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -90,7 +91,8 @@ class CudaHandover:
 
     def join(self) -> None:
         if self._crossed is not None:
-            self._crossing.end(self._crossed)
+            y, fetch = self._crossed
+            fetch(self._crossing.end(), y)
             self._crossed = None
         if self._done is not None:
             torch.cuda.current_stream(self._device).wait_event(self._done)

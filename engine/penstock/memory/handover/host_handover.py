@@ -11,7 +11,12 @@ class HostHandover:
     """Computes at once."""
 
     def begin(
-        self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor], product: object = None
+        self,
+        x: Tensor,
+        out_features: int,
+        compute: Callable[[Tensor], Tensor],
+        product: object = None,
+        fetch: object = None,
     ) -> Tensor:
         return compute(x)
 

@@ -22,11 +22,10 @@ from penstock.kernels.cuda.kept_check import driver_version
 from penstock.kernels.cuda.kernels import CudaKernels
 from penstock.kernels.cuda.launcher import CudaLauncher
 from penstock.kernels.cuda.self_check import cases, mismatches
-from penstock.measure import device_rates
+from penstock.measure import card_crossing_s, device_rates
 from penstock.memory.cuda_lane import CudaLane
 from penstock.memory.hardware import num_physical_cores, pinnable_bytes, total_memory_bytes
 from penstock.memory.lane import gpu_trouble
-from penstock.memory.rates import crossing_s
 
 #: Seconds after which a trial counts as one that hangs.
 TRIAL_S = 600
@@ -35,12 +34,13 @@ TRIAL_S = 600
 def run_card_doctor(
     cache_dir: Path,
     file: Path,
-    run_trial: Callable[[str], dict[str, str]] | None = None,
+    run_trial: Callable[[str, Path], dict[str, str]] | None = None,
     device: str = "auto",
 ) -> int:
     """Prints the findings and writes them to `file` as JSON. `device` is EngineConfig.device; "auto" is the
-    first card. Returns 1 if something is wrong. `run_trial` takes a card's name such as cuda:1, and stands in
-    for the process of its own. Raises ConfigError for a device that is no card."""
+    first card. Returns 1 if something is wrong. `run_trial` takes a card's name such as cuda:1 and the
+    folder of the cache, and stands in for the process of its own. Raises ConfigError for a device that is no
+    card."""
     if device == "cpu":
         raise ConfigError("doctor --card tries a card, and --device is cpu: leave it out, or write cuda:0")
     number = card_number(device) or 0
@@ -52,14 +52,14 @@ def run_card_doctor(
 
 
 def _report_on(
-    device: torch.device, cache_dir: Path, file: Path, run_trial: Callable[[str], dict[str, str]]
+    device: torch.device, cache_dir: Path, file: Path, run_trial: Callable[[str, Path], dict[str, str]]
 ) -> int:
     report: dict[str, Any] = {"machine": _machine(device)}
     for name, value in report["machine"].items():
         print(f"   {name:22} {value}")
     report["kernels"] = _tried(lambda: _kernels(device, cache_dir))
     report["rates"] = _tried(lambda: _rates(device, cache_dir))
-    report["model"] = _tried(lambda: run_trial(str(device)))
+    report["model"] = _tried(lambda: run_trial(str(device), cache_dir))
     file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     wrong = _wrong(report)
     for name, value in report["rates"].items():
@@ -123,14 +123,15 @@ def _kernels(device: torch.device, cache_dir: Path) -> dict[str, Any]:
 
 
 def _rates(device: torch.device, cache_dir: Path) -> dict[str, float]:
-    rates = device_rates(EngineConfig(), device, cache_dir)
+    config = EngineConfig(device=str(device))
+    rates = device_rates(config, device, cache_dir)
     with contextlib.closing(CudaLane(device.index)) as lane:
-        return rates | {"to the processor and back, us": 1e6 * crossing_s(lane)}
+        return rates | {"to the processor and back, us": 1e6 * card_crossing_s(lane, config, cache_dir)}
 
 
-def _trial_in_a_process(device: str) -> dict[str, str]:
-    """card_trial.py, in a process of its own."""
-    command = [sys.executable, "-m", "penstock_server.commands.card.card_trial", device]
+def _trial_in_a_process(device: str, cache_dir: Path) -> dict[str, str]:
+    """card_trial.py, in a process of its own, with the kernels that were compiled before."""
+    command = [sys.executable, "-m", "penstock_server.commands.card.card_trial", device, str(cache_dir)]
     done = subprocess.run(
         command,
         env=os.environ | {"CUDA_LAUNCH_BLOCKING": "1"},

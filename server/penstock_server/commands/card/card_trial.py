@@ -160,4 +160,4 @@ def _difference(found: list[Completion], expected: list[Completion]) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(trial(sys.argv[1])))
+    print(json.dumps(trial(sys.argv[1], Path(sys.argv[2]))))

@@ -68,7 +68,7 @@ def test_a_card_that_does_not(
     monkeypatch.setattr(card_doctor, "mismatches", lambda *_: ["rope: 1 of 2 numbers differ"])
     with engines.card_with_kernels():
         code = card_doctor.run_card_doctor(
-            tmp_path, tmp_path / "card.json", lambda device: {"streamed": "prompt 0: other"}
+            tmp_path, tmp_path / "card.json", lambda device, _: {"streamed": "prompt 0: other"}
         )
     text = capsys.readouterr().out
     assert code == 1 and "please send it in" in text
@@ -83,14 +83,14 @@ def test_a_card_that_does_not(
 
 def test_the_trial_is_a_process_whose_launches_block(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert command[1:] == ["-m", "penstock_server.commands.card.card_trial", "cuda:1"]
+        assert command[1:] == ["-m", "penstock_server.commands.card.card_trial", "cuda:1", "cache"]
         assert env["CUDA_LAUNCH_BLOCKING"] == "1"
         return subprocess.CompletedProcess(command, *results.pop())
 
     results = [(0, 'log\n{"streamed": "ok"}\n', ""), (-11, "", "trace\nSegmentation fault")]
     monkeypatch.setattr(subprocess, "run", run)
-    assert "code -11: Segmentation fault" in card_doctor._trial_in_a_process("cuda:1")["error"]
-    assert card_doctor._trial_in_a_process("cuda:1") == {"streamed": "ok"}
+    assert "code -11: Segmentation fault" in card_doctor._trial_in_a_process("cuda:1", Path("cache"))["error"]
+    assert card_doctor._trial_in_a_process("cuda:1", Path("cache")) == {"streamed": "ok"}
 
 
 def test_no_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
