@@ -90,7 +90,7 @@ def test_what_is_no_product_equals_the_reference(build: str = "neon") -> None:
 
 
 def test_rows_do_not_depend_on_their_neighbours(build: str = "neon") -> None:
-    test_kernels.test_rows_do_not_depend_on_their_neighbours(build, 2)
+    test_kernels.test_rows_do_not_depend_on_their_neighbours(build, 2, torch.float16)
 
 
 def test_features_of_arm_processors_are_found() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from test_engine import exact
 
 from conftest import save_tiny_llama
 from penstock.config import EngineConfig
-from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
+from penstock.drafters.planes_drafter import PlanesDrafter, check_planes, guess_share, pass_s
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.asking import Place
@@ -95,6 +96,24 @@ def test_guesses_are_those_of_the_model_in_four_bits(tiny_llama: Path) -> None:
         )
         tops = in_four_bits.logprobs[0].top
     assert [token for token, _ in found[0]] == [token for token, _ in tops]
+
+
+@pytest.mark.parametrize(("build", "half_as_many"), [("avx512", True), (None, True), ("avx2", False)])
+def test_what_a_pass_takes(build: str | None, half_as_many: bool) -> None:
+    """Beyond its reading, the arithmetic of 8-bit guesses, which is half of a step's where bytes are
+    multiplied. Upper planes are half of the bytes, and a step of one token reads for 0.2 s."""
+    layer = SimpleNamespace(num_bytes=100, is_resident=True, is_lower=False)
+    plan: Any = SimpleNamespace(
+        layers=[layer, SimpleNamespace(num_bytes=100, is_resident=True, is_lower=True)]
+    )
+
+    def predict(num_tokens: int, _: int) -> Any:
+        terms = {"memory": 0.2, "arithmetic": 0.1 * num_tokens}
+        return SimpleNamespace(terms=terms, products_s=max(terms.values()))
+
+    share = guess_share(2, build)
+    assert pass_s(plan, predict, share, 1) == pytest.approx(0.1)
+    assert pass_s(plan, predict, share, 9) == pytest.approx(0.1 + (0.4 if half_as_many else 0.8))
 
 
 def test_what_can_not_be_had_is_refused(tiny_llama: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ free blocks, and are given back before the step that computes the guesses begins
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Generator
 from collections.abc import Sequence as List
@@ -28,6 +29,7 @@ from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.sequence import Sequence
+from penstock.kernels.cpu_builds import WITHOUT_BYTE_PRODUCTS
 from penstock.loader import Model
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
@@ -68,20 +70,25 @@ def check_upper_planes(plan: MemoryPlan, has_draft_model: bool) -> None:
         )
 
 
-def pass_s(plan: MemoryPlan, predict: Predict, rows_per_token: int, num_places: int) -> float:
-    """What a pass over the upper planes takes; 0 if nothing was measured. predict: of the model's steps, in
-    which each token has so many rows. A pass reads the upper planes' part of what a step reads from memory
-    and writes there, and has a row for each place. Beyond the first, a row takes what it takes in a step, or
-    its arithmetic: a few rows hide theirs behind the reading of 8 bits, and 4 bits are read too soon for
-    that."""
+def guess_share(rows_per_token: int, build: str | None) -> float:
+    """The share of a token's rows that a guess has, with its 8-bit activations. `build`: of the processor's
+    kernels; None: others compute, or a card."""
+    return 1.0 if build in WITHOUT_BYTE_PRODUCTS else 1 / rows_per_token
+
+
+def pass_s(plan: MemoryPlan, predict: Predict, share: float, num_places: int) -> float:
+    """What a pass over the upper planes takes; 0 if nothing was measured. predict: of the model's steps.
+    share: guess_share(). A pass reads the upper planes' part of what a step reads from memory and writes
+    there, and has rows for each place. Beyond the first, a row takes what it takes in a step, or its
+    arithmetic: a few rows hide theirs behind the reading of 8 bits, and 4 bits are read too soon for that."""
     one, step, as_many_rows = (
-        predict(count, count) for count in (1, num_places, -(-num_places // rows_per_token))
+        predict(count, count) for count in (1, num_places, math.ceil(num_places * share))
     )
     whole = sum(layer.num_bytes * (1 if layer.is_resident else 2) for layer in plan.layers)
     upper = sum(layer.num_bytes for layer in plan.layers if not layer.is_lower)
     read_s = one.terms.get("memory", 0.0) * upper / whole
     arithmetic_s = step.terms.get("arithmetic", 0.0) - one.terms.get("arithmetic", 0.0)
-    return read_s + max(as_many_rows.products_s - one.products_s, arithmetic_s / rows_per_token)
+    return read_s + max(as_many_rows.products_s - one.products_s, arithmetic_s * share)
 
 
 class UpperPlanes:
@@ -122,11 +129,12 @@ class PlanesDrafter:
     ) -> None:
         """blocks: of the model's keys and values. config: of the model. predict: the time of its steps."""
         self._planes, self._blocks = UpperPlanes(model.streamer), blocks
+        family = model.executor.family
+        share = guess_share(config.rows_per_token, getattr(family.kernels, "build", None))
         # No reference to the drafter itself: a closed one gives its memory back at once.
-        self._measured = MeasuredPrice(partial(pass_s, plan, predict, config.rows_per_token))
+        self._measured = MeasuredPrice(partial(pass_s, plan, predict, share))
         #: Seconds that guesses have taken.
         self.spent_s = 0.0
-        family = model.executor.family
         # Guesses may be less exact: half as many rows, and rows bind a pass from the third place on.
         family = family.with_kernels(family.kernels.with_int8_activations())
         self._executor = model.executor.beside(self._planes, family)

@@ -23,6 +23,8 @@ _BUILDS_OF_MACHINES: dict[str, tuple[tuple[str, frozenset[str]], ...]] = {
     ),
     "aarch64": (("i8mm", frozenset({"asimddp", "i8mm"})), ("neon", frozenset({"asimddp"}))),
 }
+#: Builds whose products multiply integers of 16 bits alone: with 8-bit activations they are no faster.
+WITHOUT_BYTE_PRODUCTS = frozenset({"avx512bw", "avx2", "generic"})
 #: Names of one machine in several systems.
 _MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
 

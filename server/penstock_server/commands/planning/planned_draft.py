@@ -16,7 +16,7 @@ from penstock.drafters.draft_model import check_plan, own_config
 from penstock.drafters.eagle3_plan import names_eagle3, read_eagle3, with_states
 from penstock.drafters.find_head import no_small_model
 from penstock.drafters.memory_beside import card_bytes, config_beside, machine_beside
-from penstock.drafters.planes_drafter import NO_PLANES, check_upper_planes, pass_s
+from penstock.drafters.planes_drafter import NO_PLANES, check_upper_planes, guess_share, pass_s
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.expectation import (
     Assumed,
@@ -43,18 +43,24 @@ from penstock_server.settings.settings import Settings
 
 
 def assumed_beside(
-    plan: MemoryPlan, predict: Predict, config: EngineConfig, draft: PlannedDraft | None
+    plan: MemoryPlan,
+    predict: Predict,
+    config: EngineConfig,
+    hardware: HardwareProfile,
+    draft: PlannedDraft | None,
 ) -> list[Assumed]:
     """What guesses for a model with this plan: of several, each step has the one that brings most. predict:
-    of its steps. Raises CapacityError if upper planes that should guess are streamed, and ConfigError for a
-    model that has none."""
+    of its steps on this machine. Raises CapacityError if upper planes that should guess are streamed, and
+    ConfigError for a model that has none."""
     small = [] if draft is None else [draft.drafter]
     if not config.draft_with_planes:
         return small
     if not any(layer.is_lower for layer in plan.layers):
         raise ConfigError(NO_PLANES)
     check_upper_planes(plan, draft is not None)
-    planes = assumed_planes(functools.partial(pass_s, plan, predict, config.rows_per_token))
+    build = None if plan.has_gpu or hardware.kernels is None else hardware.kernels.build
+    share = guess_share(config.rows_per_token, build)
+    planes = assumed_planes(functools.partial(pass_s, plan, predict, share))
     return [*(assumed_two_levels(each, planes) for each in small), planes, *small]
 
 
