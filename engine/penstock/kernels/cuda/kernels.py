@@ -104,7 +104,7 @@ class CudaKernels(PlainRecurrences):
         self._launcher.launch("fetch", (num_blocks,), THREADS, address, y.numel(), y)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-        y, rows = x.new_empty(x.shape), x.flatten(0, -2)
+        y, rows = x.new_empty(x.shape), x if x.dim() == 2 else x.flatten(0, -2)
         num_rows, width = rows.shape
         self._launcher.launch(
             "rms_norm", (num_rows,), _row_threads(width), rows, rows.stride(0), width, weight, eps, offset, y
@@ -112,7 +112,7 @@ class CudaKernels(PlainRecurrences):
         return y
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        y, rows = x.new_empty(x.shape), x.flatten(0, -2)
+        y, rows = x.new_empty(x.shape), x if x.dim() == 2 else x.flatten(0, -2)
         num_rows, width = rows.shape
         self._launcher.launch(
             "layer_norm", (num_rows,), _row_threads(width), rows, rows.stride(0), width, weight, bias, eps, y

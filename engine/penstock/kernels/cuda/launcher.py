@@ -7,7 +7,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -120,6 +120,9 @@ class CudaLauncher:
         self.num_multiprocessors = properties.multi_processor_count
         self.has_tensor_cores = (properties.major, properties.minor) >= (7, 5)
         self._driver = ctypes.CDLL("libcuda.so.1")
+        # A step has a thousand launches, and each look-up of an attribute takes its time.
+        self._set_context, self._launch = self._driver.cuCtxSetCurrent, self._driver.cuLaunchKernel
+        self._index = self._device.index
         self._context = ctypes.c_void_p()
         self._functions = {name: ctypes.c_void_p() for name in SIGNATURES}
         self._arguments = {name: Arguments(kinds) for name, kinds in SIGNATURES.items()}
@@ -149,17 +152,21 @@ class CudaLauncher:
             return
         x, y, z = (*grid, 1, 1)[:3]
         function, arguments = self._functions[name], self._arguments[name]
-        stream = ctypes.c_void_p(self._current_stream(self._device.index))
+        stream = ctypes.c_void_p(self._current_stream(self._index))
         with self._lock:
             arguments.fill(values)
-            self._call("cuCtxSetCurrent", self._context)  # each thread has a current context of its own
-            self._call(
-                "cuLaunchKernel", function, x, y, z, num_threads, 1, 1, 0, stream, arguments.pointers, None
+            code = self._set_context(self._context)  # each thread has a current context of its own
+            code = code or self._launch(
+                function, x, y, z, num_threads, 1, 1, 0, stream, arguments.pointers, None
             )
+        if code:
+            self._fail(name, code)
 
     def _call(self, name: str, *arguments: object) -> None:
-        code = getattr(self._driver, name)(*arguments)
-        if code:
-            text = ctypes.c_char_p()
-            self._driver.cuGetErrorString(code, ctypes.byref(text))
-            raise RuntimeError(f"CUDA: {name} failed: {(text.value or b'?').decode()} (error {code})")
+        if code := getattr(self._driver, name)(*arguments):
+            self._fail(name, code)
+
+    def _fail(self, name: str, code: int) -> NoReturn:
+        text = ctypes.c_char_p()
+        self._driver.cuGetErrorString(code, ctypes.byref(text))
+        raise RuntimeError(f"CUDA: {name} failed: {(text.value or b'?').decode()} (error {code})")

@@ -103,10 +103,11 @@ class CudaLinear:
     def _has_tensor_product(self, num_tokens: int, weight: QuantizedTensor | PlanesTensor) -> bool:
         """Whether torch._int_mm can use tensor cores. It wants more than 16 rows, sizes in multiples of 8,
         and rows without padding. Planes get such an address when they are joined."""
+        if not self._launcher.has_tensor_cores or num_tokens * self._parts <= MAX_GEMV_ROWS:
+            return False
         out_features, in_features = weight.shape
         address = 0 if isinstance(weight, PlanesTensor) else weight.qweight.data_ptr()
-        is_even = out_features % 8 == in_features % ROW_UNIT == address % 16 == 0
-        return self._launcher.has_tensor_cores and is_even and num_tokens * self._parts > MAX_GEMV_ROWS
+        return out_features % 8 == in_features % ROW_UNIT == address % 16 == 0
 
     def _tensor_product(
         self,
