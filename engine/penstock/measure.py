@@ -26,6 +26,7 @@ from penstock.memory.hardware import (
     ProductRates,
     capacities,
     num_physical_cores,
+    threads_beside_a_card,
 )
 from penstock.memory.kept_tuning import tuning_of
 from penstock.memory.lane import Lane, find_lane
@@ -57,7 +58,7 @@ def measure_hardware(
     with contextlib.closing(find_lane(config.device)) as lane:
         hardware = lane.describe(capacities())
         # With a GPU, the config's choice of kernels is about those of the GPU.
-        on_host = replace(config, kernels="auto") if hardware.lane.has_own_memory else config
+        on_host = _beside_a_card(config) if hardware.lane.has_own_memory else config
         key = _host_key(on_host)
         kernels = _kernel_profile(on_host, key, cache, is_forced, keeps_better)
         products = functools.partial(_product_rates, replace(on_host, kernel_tuning=kernels.tuning))
@@ -75,6 +76,11 @@ def measure_hardware(
             folder, measure, cache, is_forced, hardware.device, keeps_better, spill_folder
         )
         return replace(profile, kernels=kernels)
+
+
+def _beside_a_card(config: EngineConfig) -> EngineConfig:
+    """The config of the processor's kernels, where a card has the config's own."""
+    return replace(config, kernels="auto", num_threads=config.num_threads or threads_beside_a_card())
 
 
 def _host_key(config: EngineConfig) -> str:
@@ -114,7 +120,7 @@ def _memory_read_gbps(num_threads: int) -> float:
 def card_crossing_s(lane: Lane, config: EngineConfig, cache_folder: Path | None) -> float:
     """crossing_s() of the products that the config's kernels, and the processor's, share in a step."""
     fetch = getattr(choose_kernels(config, 1, lane.torch_device, cache_folder), "fetch", None)
-    return crossing_s(lane, product=_small_product(replace(config, kernels="auto")), fetch=fetch)
+    return crossing_s(lane, product=_small_product(_beside_a_card(config)), fetch=fetch)
 
 
 def _small_product(config: EngineConfig) -> HandedProduct | None:

@@ -4,8 +4,8 @@ beside `penstock bench --device-memory`.
 The layers that a card keeps are spread evenly over the model; the others lie in pinned memory, and a stream
 of its own copies each of them into one of two buffers while the layers before it are computed. Weights are
 INT8 with a scale for each output channel, activations are rounded to INT8 with a scale for each token, and
-all else is float16. Weights are random, and the same for every layer. That a copy never overtakes a use is
-checked: the same tokens come out if every copy is waited for.
+all else is float16. Weights are random. That a copy never overtakes a use, nor a use a copy, is checked: the
+same tokens come out if every copy is waited for. The link's own rate, by copies of a layer, stands beside.
 
     .venv/bin/python tests/bench/bminf_twin.py --shape solar-10.7b --device-memory 6GiB --sequences 1 8
 """
@@ -99,11 +99,13 @@ class Model:
         others = (self.embedding, self.head, self.cache)
         used = WORKSPACE_BYTES + sum(each.numel() * 2 for each in others) + 2 * sizes.layer_bytes
         num_kept = min(sizes.layers, max(0, (device_bytes - used) // sizes.layer_bytes))
-        self.kept = {index * sizes.layers // num_kept: self._layer() for index in range(num_kept)}
+        places = {index * sizes.layers // num_kept for index in range(num_kept)}
+        self.kept = {index: self._layer(index) for index in sorted(places)}
         self.pinned = [
-            None if index in self.kept else self._layer().cpu().pin_memory() for index in range(sizes.layers)
+            None if index in places else self._layer(index).cpu().pin_memory()
+            for index in range(sizes.layers)
         ]
-        self.buffers = [self._layer() for _ in range(2)]
+        self.buffers = [torch.zeros(sizes.layer_bytes, dtype=torch.uint8, device="cuda") for _ in range(2)]
         self.stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.arrived, self.used = ([torch.cuda.Event() for _ in range(2)] for _ in range(2))  # type: ignore
         self.streamed = [index for index in range(sizes.layers) if index not in self.kept]
@@ -112,9 +114,9 @@ class Model:
         for _ in range(2):
             self.copy_next()
 
-    def _layer(self) -> Tensor:
+    def _layer(self, index: int) -> Tensor:
         layer = torch.empty(self.sizes.layer_bytes, dtype=torch.uint8, device="cuda")
-        generator = torch.Generator("cuda").manual_seed(1)
+        generator = torch.Generator("cuda").manual_seed(index)
         for weight, scale in views(layer, self.sizes):
             weight.random_(-127, 128, generator=generator)
             scale.fill_(weight.shape[1] ** -0.5 / 73)
@@ -177,14 +179,29 @@ def norm(x: Tensor) -> Tensor:
     return functional.rms_norm(x, x.shape[1:], eps=1e-5)
 
 
-def decode(model: Model, num_steps: int) -> tuple[list[int], list[float]]:
-    """The first sequence's tokens, and the seconds of each step."""
-    model.position, times, found = 0, [], []
+def link_gbps(model: Model) -> float:
+    """Of copies of one layer, of which nothing else is done meanwhile."""
+    source = model.pinned[model.streamed[0]]
+    target = torch.empty_like(source, device="cuda")
+    times = []
+    for _ in range(6):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return float(target.numel()) / statistics.median(times[1:]) / 1e9
+
+
+def decode(model: Model, num_steps: int) -> tuple[list[list[int]], list[float]]:
+    """Each step's tokens and seconds."""
+    model.position, times = 0, list[float]()
+    found = list[list[int]]()
     tokens = torch.arange(model.num_seqs, device="cuda") + 2
     for _ in range(num_steps):
         started = time.perf_counter()
         tokens = model.step(tokens)
-        found.append(int(tokens[0]))
+        found.append(tokens.tolist())
         times.append(time.perf_counter() - started)
     return found, times
 
@@ -206,11 +223,15 @@ def main() -> None:
         assert decode(model, CONTEXT)[0] == tokens[:CONTEXT], "a copy overtook a use"
         seconds = statistics.median(times[CONTEXT:])
         num_bytes = len(model.streamed) * sizes.layer_bytes
-        results.append({"num_seqs": num_seqs, "seconds": seconds, "streamed_bytes": num_bytes})
+        link = link_gbps(model) if model.streamed else 0.0
+        results.append(
+            {"num_seqs": num_seqs, "seconds": seconds, "streamed_bytes": num_bytes, "link_gbps": link}
+        )
+        peak = torch.cuda.max_memory_allocated() / 2**30
         print(
             f"{num_seqs} sequences: {seconds * 1e3:.1f} ms a step, {num_seqs / seconds:.2f} tokens/s; "
             f"{len(model.kept)} layers kept, {num_bytes / 1e9:.2f} GB copied at "
-            f"{num_bytes / seconds / 1e9:.1f} GB/s; peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB"
+            f"{num_bytes / seconds / 1e9:.1f} GB/s (the link alone: {link:.1f}); peak {peak:.2f} GiB"
         )
         del model
         torch.cuda.empty_cache()

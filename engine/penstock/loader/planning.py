@@ -20,6 +20,7 @@ from penstock.memory.hardware import (
     HardwareProfile,
     capacities,
     num_physical_cores,
+    threads_beside_a_card,
 )
 from penstock.memory.kv_disk.kv_store import NUM_BUFFERS
 from penstock.memory.lane import Lane
@@ -105,7 +106,8 @@ def _kernels(
     config: EngineConfig, lane: Lane, cache_folder: Path | None, kernels: Kernels | None
 ) -> tuple[Kernels, EngineConfig]:
     """The kernels of a lane, and the config in which "auto" is decided. Raises ConfigError."""
-    num_threads = config.num_threads or num_physical_cores()
+    has_card = lane.torch_device.type == "cuda"
+    num_threads = config.num_threads or (threads_beside_a_card() if has_card else num_physical_cores())
     kernels = kernels or choose_kernels(config, num_threads, lane.torch_device, cache_folder)
     torch.set_num_threads(1 if kernels.traits.has_own_threads else num_threads)
     return kernels, replace(config, kernels=kernels.traits.name, device=lane.choice, num_threads=num_threads)

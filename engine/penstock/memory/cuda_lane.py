@@ -263,10 +263,13 @@ class CudaLane:
         return self._pinned.unpinned_bytes
 
     def close(self) -> None:
-        torch.cuda.synchronize(self.torch_device)
-        if self._handover is not None:
-            self._handover.close()
-        self._pinned.close()
-        self._memory.close()
-        self._limits.get(self.torch_device, {}).pop(self, None)
-        self._limit_process()
+        """What can be given back is, even if the card has failed. Raises what the card's failure raises."""
+        try:
+            torch.cuda.synchronize(self.torch_device)
+        finally:
+            if self._handover is not None:
+                self._handover.close()
+            self._pinned.close()
+            self._limits.get(self.torch_device, {}).pop(self, None)
+            self._memory.close()
+            self._limit_process()

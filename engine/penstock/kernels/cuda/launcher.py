@@ -160,7 +160,7 @@ class CudaLauncher:
                 function, x, y, z, num_threads, 1, 1, 0, stream, arguments.pointers, None
             )
         if code:
-            self._fail(name, code)
+            self._fail(f"the launch of {name}", code)
 
     def _call(self, name: str, *arguments: object) -> None:
         if code := getattr(self._driver, name)(*arguments):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from penstock import Engine, EngineConfig, SamplingParams
 from penstock.engine import Completion
+from penstock.memory import kept_uses
 from penstock.memory.hardware import DeviceProfile, HardwareProfile, capacities
 from penstock.memory.lane import find_lane
 from penstock.model.shapes import write_random
@@ -66,37 +67,45 @@ class Placement(NamedTuple):
 
 
 def trial(device: str, cache_folder: Path | None = None) -> dict[str, str]:
-    """`device` is a card, such as cuda:1. How a model is placed -> "ok", or what is wrong."""
-    on_card = replace(SIZES, device=device, share_products="off")
+    """`device` is a card, such as cuda:1. How a model is placed -> "ok", or what is wrong. `cache_folder` may
+    have compiled kernels, and nothing of these models stays in it."""
     with tempfile.TemporaryDirectory() as folder:
-        dense, mixture = Path(folder) / "dense", Path(folder) / "mixture"
-        write_random(CONFIG, dense)
-        write_random(MIXTURE, mixture)
-        shared = replace(on_card, share_products="auto")
-        placements = (
-            Placement("all layers stay on the card", replace(on_card, num_resident_layers=4)),
-            Placement("all layers are streamed", replace(on_card, num_resident_layers=0)),
-            Placement(
-                "card and processor share products",
-                replace(shared, num_resident_layers=1),
-                _balanced(device),
-            ),
-        )
-        found = _tried(dense, placements, cache_folder)
         try:
-            room = _room_for_experts(mixture, on_card, cache_folder)
-        except Exception as error:
-            return found | {"a mixture on the card": f"{type(error).__name__}: {error}"}
-        placements = (
-            Placement("all experts stay on the card", on_card),
-            Placement("experts are streamed", replace(on_card, device_memory_bytes=room)),
-            Placement(
-                "card and processor share experts",
-                replace(shared, device_memory_bytes=room),
-                _balanced(device),
-            ),
-        )
-        return found | _tried(mixture, placements, cache_folder)
+            return _trial(device, cache_folder, Path(folder) / "dense", Path(folder) / "mixture")
+        finally:
+            if cache_folder is not None:
+                kept_uses.path_of(cache_folder, Path(folder) / "mixture").unlink(missing_ok=True)
+
+
+def _trial(device: str, cache_folder: Path | None, dense: Path, mixture: Path) -> dict[str, str]:
+    on_card = replace(SIZES, device=device, share_products="off")
+    write_random(CONFIG, dense)
+    write_random(MIXTURE, mixture)
+    shared = replace(on_card, share_products="auto")
+    placements = (
+        Placement("all layers stay on the card", replace(on_card, num_resident_layers=4)),
+        Placement("all layers are streamed", replace(on_card, num_resident_layers=0)),
+        Placement(
+            "card and processor share products",
+            replace(shared, num_resident_layers=1),
+            _balanced(device),
+        ),
+    )
+    found = _tried(dense, placements, cache_folder)
+    try:
+        room = _room_for_experts(mixture, on_card, cache_folder)
+    except Exception as error:
+        return found | {"a mixture on the card": f"{type(error).__name__}: {error}"}
+    placements = (
+        Placement("all experts stay on the card", on_card),
+        Placement("experts are streamed", replace(on_card, device_memory_bytes=room)),
+        Placement(
+            "card and processor share experts",
+            replace(shared, device_memory_bytes=room),
+            _balanced(device),
+        ),
+    )
+    return found | _tried(mixture, placements, cache_folder)
 
 
 def _tried(folder: Path, placements: Sequence[Placement], cache_folder: Path | None) -> dict[str, str]:

@@ -53,6 +53,7 @@ def test_a_card_that_works(
     assert report["machine"]["card"] == "Pretended GTX 1060" and report["rates"]["memory_gbps"] == 150.0
     assert report["rates"]["to the processor and back, us"] > 0
     assert list(report["model"].values()) == ["ok"] * 6 and report["kernels"]["mismatches"] == []
+    assert not list((tmp_path / "cache").glob("experts/*")), "the trial's models are gone"
 
 
 @pytest.mark.usefixtures("few_cases")
