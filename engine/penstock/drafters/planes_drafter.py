@@ -29,7 +29,6 @@ from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.sequence import Sequence
-from penstock.kernels.cpu_builds import WITHOUT_BYTE_PRODUCTS
 from penstock.loader import Model
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
@@ -70,10 +69,10 @@ def check_upper_planes(plan: MemoryPlan, has_draft_model: bool) -> None:
         )
 
 
-def guess_share(rows_per_token: int, build: str | None) -> float:
-    """The share of a token's rows that a guess has, with its 8-bit activations. `build`: of the processor's
-    kernels; None: others compute, or a card."""
-    return 1.0 if build in WITHOUT_BYTE_PRODUCTS else 1 / rows_per_token
+def guess_share(rows_per_token: int, multiplies_bytes: bool) -> float:
+    """What a guess costs of a token's rows, with its 8-bit activations: all of them where the kernels don't
+    multiply bytes."""
+    return 1 / rows_per_token if multiplies_bytes else 1.0
 
 
 def pass_s(plan: MemoryPlan, predict: Predict, share: float, num_places: int) -> float:
@@ -130,12 +129,13 @@ class PlanesDrafter:
         """blocks: of the model's keys and values. config: of the model. predict: the time of its steps."""
         self._planes, self._blocks = UpperPlanes(model.streamer), blocks
         family = model.executor.family
-        share = guess_share(config.rows_per_token, getattr(family.kernels, "build", None))
+        share = guess_share(config.rows_per_token, getattr(family.kernels, "multiplies_bytes", True))
         # No reference to the drafter itself: a closed one gives its memory back at once.
         self._measured = MeasuredPrice(partial(pass_s, plan, predict, share))
         #: Seconds that guesses have taken.
         self.spent_s = 0.0
-        # Guesses may be less exact: half as many rows, and rows bind a pass from the third place on.
+        # Guesses may be less exact. Where bytes are multiplied, they have half as many rows, and rows bind a
+        # pass from the third place on.
         family = family.with_kernels(family.kernels.with_int8_activations())
         self._executor = model.executor.beside(self._planes, family)
         self._sampler = Sampler(model.spec.vocab_size, frozenset())

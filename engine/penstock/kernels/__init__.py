@@ -163,6 +163,12 @@ def native_build(config: EngineConfig) -> str | None:
     return next(iter(compiled_builds()), None) if _resolved(config.kernels, None) == "native" else None
 
 
+def multiplies_bytes(config: EngineConfig) -> bool:
+    """Whether the processor's products are faster with 8-bit activations than with 16-bit ones."""
+    build = native_build(config)
+    return build is None or NativeKernels(build=build).multiplies_bytes
+
+
 def expected_traits(config: EngineConfig, capability: tuple[int, int] | None) -> KernelTraits:
     """Traits of the kernels that would compute, on a GPU of this compute capability if there is one, without
     loading anything."""

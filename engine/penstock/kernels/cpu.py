@@ -83,6 +83,11 @@ class NativeKernels(NativeRecurrences):
             library, self._activation_bits, self.experts, self._notice
         )
 
+    @property
+    def multiplies_bytes(self) -> bool:
+        """Whether products are faster with 8-bit activations than with 16-bit ones."""
+        return bool(self._library.penstock_multiplies_bytes())
+
     def set_num_threads(self, num_threads: int) -> int:
         """Set the threads of all native kernels of this process. Returns how many there are now; the log says
         if the system gives fewer."""

@@ -23,8 +23,6 @@ _BUILDS_OF_MACHINES: dict[str, tuple[tuple[str, frozenset[str]], ...]] = {
     ),
     "aarch64": (("i8mm", frozenset({"asimddp", "i8mm"})), ("neon", frozenset({"asimddp"}))),
 }
-#: Builds whose products multiply integers of 16 bits alone: with 8-bit activations they are no faster.
-WITHOUT_BYTE_PRODUCTS = frozenset({"avx512bw", "avx2", "generic"})
 #: Names of one machine in several systems.
 _MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
 
@@ -126,7 +124,7 @@ def open_library(path: Path) -> ctypes.CDLL:
         function.argtypes, function.restype = types, None
     library.penstock_set_num_threads.restype = library.penstock_has_tiles.restype = _I
     library.penstock_read.restype = library.penstock_gated_experts.restype = _N
-    library.penstock_tune.restype = _I
+    library.penstock_tune.restype = library.penstock_multiplies_bytes.restype = _I
     library.penstock_write_kv.restype = library.penstock_attention_sublayer.restype = _I
     library.penstock_layers.restype = _I
     library.penstock_crossing_begin.restype = library.penstock_crossing_end.restype = _I
@@ -138,6 +136,7 @@ _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_set_num_threads": (_I,),
     "penstock_has_tiles": (),
+    "penstock_multiplies_bytes": (),
     "penstock_read": (_P, _N, _I, _N),
     "penstock_tune": (_N, _N, _N, _N, _N, _N),
     "penstock_int8_linear": (_P, _N, _N, _N, _P, _P, _N, _P, _N, _I, _P, _P),

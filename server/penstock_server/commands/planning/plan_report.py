@@ -135,7 +135,7 @@ def expected_drafting(
     def predict_s(num_tokens: int) -> float:
         return predict(num_tokens, num_tokens).seconds
 
-    drafters = assumed_beside(plan, predict, config, hardware, draft)
+    drafters = assumed_beside(plan, predict, config, draft)
     return expected_drafts(predict_s, config, plan.num_kv_blocks, drafters)
 
 

@@ -26,6 +26,7 @@ from penstock.generation.drafting.expectation import (
     assumed_planes,
     assumed_two_levels,
 )
+from penstock.kernels import multiplies_bytes
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.plan import MemoryPlan
@@ -46,7 +47,6 @@ def assumed_beside(
     plan: MemoryPlan,
     predict: Predict,
     config: EngineConfig,
-    hardware: HardwareProfile,
     draft: PlannedDraft | None,
 ) -> list[Assumed]:
     """What guesses for a model with this plan: of several, each step has the one that brings most. predict:
@@ -58,8 +58,7 @@ def assumed_beside(
     if not any(layer.is_lower for layer in plan.layers):
         raise ConfigError(NO_PLANES)
     check_upper_planes(plan, draft is not None)
-    build = None if plan.has_gpu or hardware.kernels is None else hardware.kernels.build
-    share = guess_share(config.rows_per_token, build)
+    share = guess_share(config.rows_per_token, plan.has_gpu or multiplies_bytes(config))
     planes = assumed_planes(functools.partial(pass_s, plan, predict, share))
     return [*(assumed_two_levels(each, planes) for each in small), planes, *small]
 

@@ -142,6 +142,9 @@ EXPORT void penstock_int4_linear(const float *x, int64_t x_stride, int64_t num_t
     compute_linear(&l, x, x_stride, num_tokens, in_features, offset, activation_bits, scratch);
 }
 
+/* Whether 8-bit activations have products of their own; else they are computed as 16-bit ones. */
+EXPORT int penstock_multiplies_bytes(void) { return HAS_BYTES; }
+
 /* Whether products with many tokens use AMX: the processor has AMX, the system lends its registers, and a trial
  * computes as expected. */
 EXPORT int penstock_has_tiles(void) {
