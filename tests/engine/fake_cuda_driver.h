@@ -23,6 +23,8 @@ static thread_local bool has_used_torch;
 static std::map<uintptr_t, uintptr_t> registered;
 /* Whether streams write and wait for values, as they do not under Windows. */
 static bool has_stream_values = true;
+/* Has a stream wait that is not the one that computes. */
+static int (*wait_elsewhere)(void *stream, uintptr_t address, uint32_t value);
 /* Threads pin and ask at once: ctypes holds no lock of Python's during a call. */
 static std::mutex registering;
 
@@ -112,7 +114,8 @@ DRIVER cuStreamWriteValue32_v2(void *stream, uintptr_t address, uint32_t value, 
     return 0;
 }
 DRIVER cuStreamWaitValue32_v2(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
-    if (stream != &the_stream || flags || !has_stream_values) return INVALID_VALUE;
+    if (flags || !has_stream_values) return INVALID_VALUE;
+    if (stream != &the_stream) return wait_elsewhere(stream, address, value);
     while ((int32_t)(((std::atomic<uint32_t> *)address)->load() - value) < 0) std::this_thread::yield();
     return 0;
 }
@@ -139,6 +142,7 @@ EXPORT int fake_is_registered(void *address, size_t num_bytes) {
     return after != registered.begin() && (uintptr_t)address + num_bytes <= (--after)->second;
 }
 EXPORT void fake_stream_values(bool there) { has_stream_values = there; }
+EXPORT void fake_waits_elsewhere(int (*wait)(void *, uintptr_t, uint32_t)) { wait_elsewhere = wait; }
 EXPORT void fake_reset(int ordinal, int count) {
     has_stream_values = true;
     the_ordinal = ordinal;

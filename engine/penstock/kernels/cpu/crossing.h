@@ -1,5 +1,8 @@
 /* A thread that computes products which a card hands over. Part of cpu.c.
  *
+ * What crosses at once are the parts of one call: a product, or those of several experts. Each part has a matrix and
+ * rows of its own; all matrices have the same sizes, and the rows lie one below the other, inputs and results alike.
+ *
  * Card and thread see the same few numbers in pinned memory. Behind the copy of a product's inputs, the card's
  * stream writes the product's number to `asked`; the thread computes, and writes the number to `done`, for which
  * the stream waits before a kernel fetches the results. (A copy to the card would have to wait for the weights
@@ -20,9 +23,17 @@ enum { GREATER_OR_EQUAL = 0 };
 /* What penstock_crossing_begin() returns where too many products are under way. No error of CUDA is negative. */
 enum { CROSSING_FULL = -1 };
 
+/* As crossing.py writes it, in three numbers of eight bytes. */
 typedef struct {
     const expert_matrix *matrix;
-    int64_t num_tokens, activation_bits, scratch_bytes;
+    const float *bias; /* [out_features], or NULL */
+    int64_t num_rows;
+} handed_part;
+
+/* Whoever gives the parts keeps them, and what they point to, until they are computed. */
+typedef struct {
+    const handed_part *parts;
+    int64_t num_parts, num_rows, activation_bits, scratch_bytes;
 } handed;
 
 /* The driver's functions, in the order in which Crossing (crossing.py) gives them. */
@@ -54,7 +65,26 @@ INLINE atomic_uint *crossing_done(crossing *c) { return (atomic_uint *)(c->memor
 
 INLINE float *crossing_inputs(crossing *c) { return (float *)(c->memory + CROSSING_HEAD); }
 INLINE float *crossing_results(crossing *c, const handed *h) {
-    return crossing_inputs(c) + (h->num_tokens * h->matrix->in_features + 15) / 16 * 16;
+    return crossing_inputs(c) + (h->num_rows * h->parts->matrix->in_features + 15) / 16 * 16;
+}
+
+/* All threads share the work of all parts, in one region that quantizes and one that multiplies: experts often have
+ * one row each, and regions of their own would be too short for many threads. The bits are those of multiply(). */
+static void multiply_parts(const handed *h, const float *x, float *y, void *scratch) {
+    const int64_t in_features = h->parts->matrix->in_features, out_features = h->parts->matrix->out_features;
+    products all = {.products = aligned_at(scratch)};
+    void *to = all.products + h->num_parts;
+    for (int64_t i = 0, row = 0; i < h->num_parts; row += h->parts[i].num_rows, i++) {
+        const handed_part *part = h->parts + i;
+        if (part->num_rows == 0) continue;
+        product *p = all.products + all.num_products++;
+        *p = (product){.a = {.x = x + row * in_features, .x_stride = in_features}};
+        to = plan_product(p, part->matrix, part->bias, y + row * out_features, part->num_rows,
+                          (int)h->activation_bits, to);
+    }
+    if (all.num_products == 0) return;
+    const bool is_read_once = h->num_rows == all.num_products;
+    compute_products(&all, h->num_rows, is_read_once && tuning.read_threads ? tuning.read_threads : INT_MAX);
 }
 
 /* Waits until the product is given; false: the crossing closes. The pool's threads sleep when nothing comes. */
@@ -93,8 +123,7 @@ static void *crossing_thread(void *argument) {
             c->scratch_bytes = (h.scratch_bytes + 4095) / 4096 * 4096;
             c->scratch = aligned_alloc(4096, c->scratch_bytes);
         }
-        multiply(h.matrix, NULL, crossing_inputs(c), h.num_tokens, (int)h.activation_bits,
-                 crossing_results(c, &h), c->scratch);
+        multiply_parts(&h, crossing_inputs(c), crossing_results(c, &h), c->scratch);
         atomic_store(&c->computed, number);
         atomic_store(crossing_done(c), number);
     }
@@ -120,27 +149,34 @@ EXPORT crossing *penstock_crossing_open(const crossing_driver *driver, uint8_t *
     return c;
 }
 
-/* What is queued on the stream next waits for the product that was begun last. Returns the driver's error. */
+/* What is queued next on the stream, which may be any, waits for the product that was begun last. Returns the driver's
+ * error. */
+EXPORT int penstock_crossing_wait(crossing *c, void *stream) {
+    return c->driver.wait_value(stream, c->on_card + CROSSING_HEAD / 2, atomic_load(&c->given), GREATER_OR_EQUAL);
+}
+
+/* The same of the stream that computes. */
 EXPORT int penstock_crossing_end(crossing *c, void *stream) {
-    const uint32_t number = atomic_load(&c->given);
-    const int error = c->driver.wait_value(stream, c->on_card + CROSSING_HEAD / 2, number, GREATER_OR_EQUAL);
+    const int error = penstock_crossing_wait(c, stream);
     c->is_awaited = !error;
     return error;
 }
 
-/* Queues the copy of x [num_tokens, in_features] on the stream, and gives the product to the thread. Returns the
- * driver's error, or CROSSING_FULL. */
-EXPORT int penstock_crossing_begin(crossing *c, const expert_matrix *matrix, int64_t num_tokens, int64_t activation_bits,
+/* Queues the copy of x, the rows of all parts, on the stream, and gives the parts to the thread. Returns the driver's
+ * error, or CROSSING_FULL. */
+EXPORT int penstock_crossing_begin(crossing *c, const handed_part *parts, int64_t num_parts, int64_t activation_bits,
                                    int64_t scratch_bytes, uint64_t x, void *stream) {
     const uint32_t number = atomic_load(&c->given) + 1;
     if (number - atomic_load(&c->computed) > MAX_HANDED - 1) return CROSSING_FULL;
     /* The results of a product that was given up may still be written where these inputs come to lie. */
     int error = number > 1 && !c->is_awaited ? penstock_crossing_end(c, stream) : 0;
     if (error) return error;
-    const size_t num_bytes = num_tokens * matrix->in_features * sizeof(float);
+    int64_t num_rows = 0;
+    for (int64_t i = 0; i < num_parts; i++) num_rows += parts[i].num_rows;
+    const size_t num_bytes = num_rows * parts->matrix->in_features * sizeof(float);
     error = c->driver.copy_to_host(crossing_inputs(c), x, num_bytes, stream);
     if (error) return error;
-    c->queue[number % MAX_HANDED] = (handed){matrix, num_tokens, activation_bits, scratch_bytes};
+    c->queue[number % MAX_HANDED] = (handed){parts, num_parts, num_rows, activation_bits, scratch_bytes};
     error = c->driver.write_value(stream, c->on_card, number, 0);
     if (error) return error;
     pthread_mutex_lock(&c->lock);

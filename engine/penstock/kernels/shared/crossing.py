@@ -1,8 +1,9 @@
-"""Crossing: the quick way of a product from a card to the processor and back."""
+"""Crossing: the quick way of products from a card to the processor and back."""
 
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections import deque
 from typing import Any
 
@@ -10,12 +11,11 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.cuda.launcher import stream_query
-from penstock.kernels.expert_records import MatrixRecord
 
 #: The driver's functions that crossing.h calls, in its order.
 DRIVER_FUNCTIONS = ("cuMemcpyDtoHAsync_v2", "cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2")
 #: As in crossing.h.
-MAX_HANDED, HEAD_BYTES, FULL = 64, 128, -1
+MAX_HANDED, HEAD_BYTES, FULL, PART_NUMBERS = 64, 128, -1, 3
 FLOAT_BYTES, ROUND_FLOATS = 4, 16
 
 
@@ -30,36 +30,47 @@ class Crossing:
         self._memory, self._on_card, self._results = memory, on_card, on_card
         self._device_index = device.index
         self._current_stream = stream_query()
-        #: What the thread may still read: its queue holds no more, and one product is being computed.
-        self._held: deque[object] = deque(maxlen=MAX_HANDED + 1)
+        #: What the thread may still read: no more than this is given and not computed.
+        self._held: deque[object] = deque(maxlen=MAX_HANDED)
 
     def begin(
-        self, matrix: MatrixRecord, weight: object, activation_bits: int, scratch_bytes: int, x: Tensor
+        self,
+        parts: array[int],
+        sizes: tuple[int, int],
+        activation_bits: int,
+        scratch_bytes: int,
+        x: Tensor,
+        kept: object,
     ) -> bool:
-        """Have x, float32 [num_tokens, in_features], contiguous on the card, multiplied by a matrix of which
-        `weight` has the memory. False if there is no room for this now. Raises RuntimeError, as torch
-        does, if the driver refuses."""
-        num_tokens, unit = x.shape[0], ROUND_FLOATS
-        begin = HEAD_BYTES + FLOAT_BYTES * ((num_tokens * matrix.in_features + unit - 1) // unit * unit)
-        if begin + FLOAT_BYTES * num_tokens * matrix.out_features > self._memory.numel():
+        """Have x, float32 [num_rows, in_features], contiguous on the card, multiplied. `parts` has the
+        PART_NUMBERS of each handed_part (crossing.h), which take the rows in their order; `sizes` are the
+        in_features and out_features of all their matrices, and `kept` has the memory to which they point.
+        False if there is no room for this now. Raises RuntimeError, as torch does, if the driver refuses."""
+        num_rows, (in_features, out_features), unit = x.shape[0], sizes, ROUND_FLOATS
+        begin = HEAD_BYTES + FLOAT_BYTES * ((num_rows * in_features + unit - 1) // unit * unit)
+        if begin + FLOAT_BYTES * num_rows * out_features > self._memory.numel():
             return False
-        self._held.append((matrix, weight))
         error = self._library.penstock_crossing_begin(
-            self._handle, ctypes.addressof(matrix), num_tokens, activation_bits, scratch_bytes,
+            self._handle, parts.buffer_info()[0], len(parts) // PART_NUMBERS, activation_bits, scratch_bytes,
             x.data_ptr(), self._current_stream(self._device_index),
         )  # fmt: skip
         if error == FULL:
             return False
         self._check(error)
+        self._held.append((parts, kept))
         self._results = self._on_card + begin
         return True
 
     def end(self) -> int:
-        """What is launched next finds the result of the product that was begun last, float32 [num_tokens,
-        out_features], at the returned address, and has to take it before the next begin()."""
+        """What is launched next finds the result of what was begun last, float32 [num_rows, out_features], at
+        the returned address, and has to take it before the next begin()."""
         stream = self._current_stream(self._device_index)
         self._check(self._library.penstock_crossing_end(self._handle, stream))
         return self._results
+
+    def wait(self, stream: int) -> None:
+        """What is queued next on another stream waits until what was begun so far is computed."""
+        self._check(self._library.penstock_crossing_wait(self._handle, stream))
 
     def close(self) -> None:
         """The stream has nothing to do any more."""
