@@ -102,7 +102,15 @@ DRIVER cuMemHostGetDevicePointer_v2(uintptr_t *on_card, void *address, unsigned 
     return flags || after == registered.begin() || (uintptr_t)address >= std::prev(after)->second ? INVALID_VALUE : 0;
 }
 
-/* What is queued on the stream that computes runs at once. */
+/* What is queued on the stream that computes runs at once, but for odd values, which are written as late as allowed: when
+ * somebody waits for a value. So whoever forgets to wait meets what was there before. */
+static std::atomic<uint32_t> *late_target;
+static uint32_t late_value;
+EXPORT void fake_late_write() {
+    const std::lock_guard<std::mutex> guard(registering);
+    if (late_target) late_target->store(late_value);
+    late_target = nullptr;
+}
 DRIVER cuMemcpyDtoHAsync_v2(void *target, uintptr_t source, size_t num_bytes, void *stream) {
     if (stream != &the_stream) return INVALID_VALUE;
     memcpy(target, (const void *)source, num_bytes);
@@ -110,12 +118,18 @@ DRIVER cuMemcpyDtoHAsync_v2(void *target, uintptr_t source, size_t num_bytes, vo
 }
 DRIVER cuStreamWriteValue32_v2(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
     if (stream != &the_stream || flags || !has_stream_values) return INVALID_VALUE;
-    ((std::atomic<uint32_t> *)address)->store(value);
+    fake_late_write();
+    if (value % 2 == 0) ((std::atomic<uint32_t> *)address)->store(value);
+    else {
+        const std::lock_guard<std::mutex> guard(registering);
+        late_target = (std::atomic<uint32_t> *)address, late_value = value;
+    }
     return 0;
 }
 DRIVER cuStreamWaitValue32_v2(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
     if (flags || !has_stream_values) return INVALID_VALUE;
     if (stream != &the_stream) return wait_elsewhere(stream, address, value);
+    fake_late_write();
     while ((int32_t)(((std::atomic<uint32_t> *)address)->load() - value) < 0) std::this_thread::yield();
     return 0;
 }
@@ -150,4 +164,5 @@ EXPORT void fake_reset(int ordinal, int count) {
     current_context = nullptr;
     const std::lock_guard<std::mutex> guard(registering);
     registered.clear();
+    late_target = nullptr;
 }

@@ -152,33 +152,19 @@ def test_parts_that_do_not_cross_go_through_python(card: PretendedCard) -> None:
 def test_what_follows_comes_behind_the_products(card: PretendedCard) -> None:
     """Whoever lends weights to the processor has them back when the processor has computed, and not before:
     here the card brings the inputs when the handover's stream waits already."""
-    kernels, weight = NativeKernels(), random_matrix(Int8(), (OUT, IN))
-    written, order = list[tuple[int, int]](), list[str]()
-
-    def write(stream: int, address: int, value: int, flags: int) -> int:
-        written.append((address, value))
-        return 0
-
-    def wait(address: int, value: int) -> None:
-        order.append("waits")
-        ctypes.c_uint32.from_address(written[-1][0]).value = written[-1][1]
-        while ctypes.c_uint32.from_address(address).value != value:
-            pass
-
-    kinds = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
-    card.driver.cuStreamWriteValue32_v2 = kinds(write)
-    card.wait_for_value = wait  # type: ignore[method-assign]
+    kernels, weight, rows = NativeKernels(), random_matrix(Int8(), (OUT, IN)), torch.randn(2, IN)
     with contextlib.closing(find_lane("cuda")) as lane:
-        handover, x = lane.handover(), torch.randn(2, IN)
-        parts = kernels.handed_parts([(weight, None, 2)])
-        y = handover.begin(
-            x.to(lane.torch_device), OUT, lambda rows: rows, parts, fetch_of(lane.torch_device)
-        )
-        handover.then(lambda: order.append("follows"))
-        torch.cuda.synchronize()
-        assert order == ["waits", "follows"]
-        handover.join()
-        assert torch.equal(y.cpu(), kernels.linear(x, weight))
+        handover, fetch = lane.handover(), fetch_of(lane.torch_device)
+        parts, x = kernels.handed_parts([(weight, None, 2)]), rows.to(lane.torch_device)
+        for number in (1, 2, 3):
+            y = handover.begin(x, OUT, lambda rows: rows, parts, fetch)
+            done = ctypes.c_uint32.from_address(handover._flagged.data_ptr() + HEAD_BYTES // 2)
+            computed = list[int]()
+            handover.then(lambda computed=computed, done=done: computed.append(done.value))
+            torch.cuda.synchronize()
+            assert computed == [number]
+            handover.join()
+            assert torch.equal(y.cpu(), kernels.linear(rows, weight))
 
 
 def test_what_does_not_fit_goes_the_other_way(card: PretendedCard) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
-from penstock.errors import StepFailed
+from penstock.errors import ComputationError, StepFailed
 from penstock.kernels import GatedExpert, SharedKernels, SplitMatrix, choose_kernels
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.operands import ClampedGate, GatedFunction
@@ -306,6 +306,10 @@ def test_codes_of_4_bits(unconverted: Path, card: PretendedCard) -> None:
 # Faults, each of which the tests above have to notice.
 
 
+def crossing_does_not_wait(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Crossing, "end", lambda self: self._results)
+
+
 def join_does_not_wait(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CudaHandover, "join", lambda self: None)
 
@@ -320,7 +324,10 @@ def results_are_left_out(patch: pytest.MonkeyPatch) -> None:
 
 
 @needs_card
-@pytest.mark.parametrize("fault", [join_does_not_wait, work_does_not_wait_for_the_card, results_are_left_out])
+@pytest.mark.parametrize(
+    "fault",
+    [crossing_does_not_wait, join_does_not_wait, work_does_not_wait_for_the_card, results_are_left_out],
+)
 def test_faults_are_caught(
     fault: Callable[[pytest.MonkeyPatch], None],
     checkpoint: Path,
@@ -331,7 +338,7 @@ def test_faults_are_caught(
     """By an error or a wrong answer."""
     card.driver.fake_stream_values(fault is not work_does_not_wait_for_the_card)
     fault(monkeypatch)
-    with pytest.raises((AssertionError, RuntimeError)):
+    with pytest.raises((AssertionError, RuntimeError, ComputationError)):
         assert answers(load(checkpoint, 4)) == expected
 
 

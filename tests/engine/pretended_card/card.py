@@ -127,6 +127,7 @@ class PretendedCard:
         return 0
 
     def wait_for_value(self, address: int, value: int) -> None:
+        self.driver.fake_late_write()
         written = ctypes.c_uint32.from_address(address)
         while ctypes.c_int32(written.value - value).value < 0:
             time.sleep(0)
