@@ -23,6 +23,8 @@ static thread_local bool has_used_torch;
 static std::map<uintptr_t, uintptr_t> registered;
 /* Whether streams write and wait for values, as they do not under Windows. */
 static bool has_stream_values = true;
+/* Has a stream wait that is not the one that computes. */
+static int (*wait_elsewhere)(void *stream, uintptr_t address, uint32_t value);
 /* Threads pin and ask at once: ctypes holds no lock of Python's during a call. */
 static std::mutex registering;
 
@@ -52,6 +54,11 @@ DRIVER cuDevicePrimaryCtxRetain(void **context, int device) {
 }
 DRIVER cuCtxSetCurrent(void *context) {
     current_context = context;
+    return 0;
+}
+/* Whoever uses torch finds its context current. */
+DRIVER cuCtxGetCurrent(void **context) {
+    *context = has_used_torch ? &the_context : current_context;
     return 0;
 }
 DRIVER cuModuleLoadData(void **module, const void *image) {
@@ -100,19 +107,37 @@ DRIVER cuMemHostGetDevicePointer_v2(uintptr_t *on_card, void *address, unsigned 
     return flags || after == registered.begin() || (uintptr_t)address >= std::prev(after)->second ? INVALID_VALUE : 0;
 }
 
-/* What is queued on the stream that computes runs at once. */
+/* What is queued on the stream that computes runs at once, but for odd values, which are written as late as allowed: when
+ * somebody waits for a value. So whoever forgets to wait meets what was there before. */
+static std::atomic<uint32_t> *late_target;
+static uint32_t late_value;
+EXPORT void fake_late_write() {
+    const std::lock_guard<std::mutex> guard(registering);
+    if (late_target) late_target->store(late_value);
+    late_target = nullptr;
+}
 DRIVER cuMemcpyDtoHAsync_v2(void *target, uintptr_t source, size_t num_bytes, void *stream) {
+    if (current_context != &the_context) return INVALID_CONTEXT;
     if (stream != &the_stream) return INVALID_VALUE;
     memcpy(target, (const void *)source, num_bytes);
     return 0;
 }
 DRIVER cuStreamWriteValue32_v2(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
+    if (current_context != &the_context) return INVALID_CONTEXT;
     if (stream != &the_stream || flags || !has_stream_values) return INVALID_VALUE;
-    ((std::atomic<uint32_t> *)address)->store(value);
+    fake_late_write();
+    if (value % 2 == 0) ((std::atomic<uint32_t> *)address)->store(value);
+    else {
+        const std::lock_guard<std::mutex> guard(registering);
+        late_target = (std::atomic<uint32_t> *)address, late_value = value;
+    }
     return 0;
 }
 DRIVER cuStreamWaitValue32_v2(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
-    if (stream != &the_stream || flags || !has_stream_values) return INVALID_VALUE;
+    if (current_context != &the_context) return INVALID_CONTEXT;
+    if (flags || !has_stream_values) return INVALID_VALUE;
+    if (stream != &the_stream) return wait_elsewhere(stream, address, value);
+    fake_late_write();
     while ((int32_t)(((std::atomic<uint32_t> *)address)->load() - value) < 0) std::this_thread::yield();
     return 0;
 }
@@ -139,6 +164,7 @@ EXPORT int fake_is_registered(void *address, size_t num_bytes) {
     return after != registered.begin() && (uintptr_t)address + num_bytes <= (--after)->second;
 }
 EXPORT void fake_stream_values(bool there) { has_stream_values = there; }
+EXPORT void fake_waits_elsewhere(int (*wait)(void *, uintptr_t, uint32_t)) { wait_elsewhere = wait; }
 EXPORT void fake_reset(int ordinal, int count) {
     has_stream_values = true;
     the_ordinal = ordinal;
@@ -146,4 +172,5 @@ EXPORT void fake_reset(int ordinal, int count) {
     current_context = nullptr;
     const std::lock_guard<std::mutex> guard(registering);
     registered.clear();
+    late_target = nullptr;
 }

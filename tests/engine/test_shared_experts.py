@@ -18,11 +18,12 @@ from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
-from penstock.errors import StepFailed
+from penstock.errors import ComputationError, StepFailed
 from penstock.kernels import GatedExpert, SharedKernels, SplitMatrix, choose_kernels
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.operands import ClampedGate, GatedFunction
-from penstock.kernels.shared.shared_experts import SharedExperts
+from penstock.kernels.shared.crossing import Crossing
+from penstock.kernels.shared.shared_experts import Product, SharedExperts
 from penstock.memory.handover.cuda_handover import CudaHandover
 from penstock.memory.hardware import DeviceProfile, DiskProfile, HardwareProfile, capacities
 from penstock.memory.planning import plan as plans
@@ -42,9 +43,7 @@ needs_card = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 class InPieces(ThreadHandover):
     """Brings rows in pieces, as a handover with a small buffer."""
 
-    def begin(
-        self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor], product: object = None
-    ) -> Tensor:
+    def begin(self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor], *_: object) -> Tensor:
         whole = super().begin
         return whole(x, out_features, lambda rows: torch.cat([compute(piece) for piece in rows.split(3)]))
 
@@ -181,25 +180,46 @@ def is_watched(patch: pytest.MonkeyPatch, card: PretendedCard) -> None:
         patch.setattr(SharedExperts, name, watched)
 
 
+def counted_crossings(patch: pytest.MonkeyPatch) -> tuple[list[bool], list[int]]:
+    """Whether products have crossed by flags, one after the other; and the number of products of each call
+    that hands experts over."""
+    crossed, handed = list[bool](), list[int]()
+    begin, hand_over = Crossing.begin, SharedExperts._hand_over
+
+    def counted(self: SharedExperts, rows: Tensor, products: list[Product]) -> Tensor:
+        handed.append(len(products))
+        return hand_over(self, rows, products)
+
+    patch.setattr(Crossing, "begin", lambda *args: crossed.append(begin(*args)) or crossed[-1])
+    patch.setattr(SharedExperts, "_hand_over", counted)
+    return crossed, handed
+
+
 @needs_card
+@pytest.mark.parametrize("by_flags", [True, False])
 @pytest.mark.parametrize(("num_on_card", "num_in_ram"), [(4, 32), (12, 32), (4, 20), (2, 6)])
 def test_answers_are_those_of_the_card_alone(
     num_on_card: int,
     num_in_ram: int,
+    by_flags: bool,
     checkpoint: Path,
     expected: list[Completion],
     card: PretendedCard,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """To the last bit of each log-probability, although experts are computed here and there, move, and give
-    their places up."""
+    their places up. All cross by flags where the card's streams write and wait for values."""
+    card.driver.fake_stream_values(by_flags)
     is_watched(monkeypatch, card)
+    crossed, handed = counted_crossings(monkeypatch)
     engine = load(checkpoint, num_on_card, num_in_ram)
     assert answers(engine) == expected and engine.plan.shares_experts
     num_asked, num_moved, num_from_disk, num_in_place = engine.model.streamer.tiers.expert_counts
     assert num_in_place > 0.1 * num_asked and num_moved > 0 and num_from_disk > 0
     kernels = engine.model.executor.family.kernels
     assert isinstance(kernels.experts, SharedExperts) and kernels.experts.num_in_ram == num_in_place
+    assert sum(handed) == 2 * num_in_place and max(handed) > 1
+    assert crossed == [True] * (len(handed) if by_flags else 0)
     del engine, kernels
     engines.forget_orders()
     assert not card.races.found
@@ -254,12 +274,14 @@ def test_experts_from_the_disk_are_computed_in_ram(
     """With the bits of the card alone."""
     is_watched(monkeypatch, card)
     counts = counted_coming(monkeypatch)
+    crossed, handed = counted_crossings(monkeypatch)
     engine = load(checkpoint, num_on_card, num_in_ram, disk=DISK)
     assert answers(engine) == expected
     num_asked, num_moved, num_from_disk, num_in_place = engine.model.streamer.tiers.expert_counts
     assert 0 < sum(counts) <= min(num_from_disk, num_in_place) and num_moved + num_in_place < num_asked
     kernels = engine.model.executor.family.kernels
     assert isinstance(kernels.experts, SharedExperts) and kernels.experts.num_in_ram == num_in_place
+    assert crossed == [True] * len(handed)
     del engine, kernels
     engines.forget_orders()
     assert not card.races.found
@@ -284,6 +306,10 @@ def test_codes_of_4_bits(unconverted: Path, card: PretendedCard) -> None:
 # Faults, each of which the tests above have to notice.
 
 
+def crossing_does_not_wait(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Crossing, "end", lambda self: self._results)
+
+
 def join_does_not_wait(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CudaHandover, "join", lambda self: None)
 
@@ -298,7 +324,10 @@ def results_are_left_out(patch: pytest.MonkeyPatch) -> None:
 
 
 @needs_card
-@pytest.mark.parametrize("fault", [join_does_not_wait, work_does_not_wait_for_the_card, results_are_left_out])
+@pytest.mark.parametrize(
+    "fault",
+    [crossing_does_not_wait, join_does_not_wait, work_does_not_wait_for_the_card, results_are_left_out],
+)
 def test_faults_are_caught(
     fault: Callable[[pytest.MonkeyPatch], None],
     checkpoint: Path,
@@ -307,8 +336,9 @@ def test_faults_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By an error or a wrong answer."""
+    card.driver.fake_stream_values(fault is not work_does_not_wait_for_the_card)
     fault(monkeypatch)
-    with pytest.raises((AssertionError, RuntimeError)):
+    with pytest.raises((AssertionError, RuntimeError, ComputationError)):
         assert answers(load(checkpoint, 4)) == expected
 
 
@@ -317,6 +347,7 @@ def test_an_error_of_the_processor_ends_the_step(
     checkpoint: Path, expected: list[Completion], card: PretendedCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step's requests alone. The next ones get their answers, and experts give their places up again."""
+    card.driver.fake_stream_values(False)  # compiled calls don't fail
     with load(checkpoint, 4, 20) as engine:
         engine.generate(engines.PROMPTS, engines.PARAMS)
         linear = NativeKernels.linear

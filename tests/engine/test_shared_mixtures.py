@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 from pretended_card import PretendedCard, engines, missing
-from test_shared_experts import NUM_EXPERTS
+from test_shared_experts import NUM_EXPERTS, counted_crossings
 from tiny_models import build
 
 from penstock.engine import Completion, Engine
@@ -71,8 +71,12 @@ def answers(engine: Engine) -> list[Completion]:
 
 
 @pytest.mark.parametrize("num_on_card", [4, 20])
-def test_both_kinds_of_sharing_at_once(num_on_card: int, mixture: Path, card: PretendedCard) -> None:
-    """The bits of the card alone, with dense layers in two places and experts in two memories."""
+def test_both_kinds_of_sharing_at_once(
+    num_on_card: int, mixture: Path, card: PretendedCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits of the card alone, with dense layers in two places and experts in two memories. All that the
+    processor computes crosses by flags."""
+    crossed, handed = counted_crossings(monkeypatch)
     with load(mixture, share_products="off") as alone:
         plan = alone.plan
         expected = alone.generate(engines.PROMPTS, engines.PARAMS)
@@ -85,6 +89,7 @@ def test_both_kinds_of_sharing_at_once(num_on_card: int, mixture: Path, card: Pr
     with engine:
         assert engine.generate(engines.PROMPTS, engines.PARAMS) == expected
     num_asked, _, _, num_in_ram = engine.model.streamer.tiers.expert_counts
+    assert handed and crossed == [True] * (kernels.num_shared + len(handed))
     assert kernels.num_shared > 0 and 0 < num_in_ram == kernels.experts.num_in_ram < num_asked
     assert "router" not in split_names(engine)
     for note in ("share each product", "experts that lie in RAM"):

@@ -62,8 +62,8 @@ FORMATS: dict[str, WeightFormat] = {
 }
 
 
-def random_matrix(weight_format: WeightFormat, shape: tuple[int, int]) -> Matrix:
-    generator = torch.Generator().manual_seed(3)
+def random_matrix(weight_format: WeightFormat, shape: tuple[int, int], seed: int = 3) -> Matrix:
+    generator = torch.Generator().manual_seed(seed)
     arrays = [
         each.view(torch.zeros(each.num_bytes, dtype=torch.uint8)) for each in weight_format.components(shape)
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.native import NativeRecurrences
-from penstock.kernels.shared.handed_product import HandedProduct
+from penstock.kernels.shared.handed_product import HandedParts, HandedProduct
 from penstock.kernels.sublayers.native import NativeSublayers
 from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, partial_bytes
 from penstock.kernels.sublayers.protocol import Sublayers
@@ -144,6 +144,11 @@ class NativeKernels(NativeRecurrences):
         """linear() with this matrix for a thread that knows no Python; None: there is no such call for it."""
         matrix: MatrixRecord | None = getattr(weight, "record", None)
         return None if matrix is None else HandedProduct(self._library, self._activation_bits, matrix, weight)
+
+    def handed_parts(self, products: Sequence[tuple[Matrix, Tensor | None, int]]) -> HandedParts | None:
+        """linear() with several matrices of one shape, their biases and numbers of rows, which lie one below
+        the other, for a thread that knows no Python; None: there is no such call for one of them."""
+        return HandedParts.of(self._library, self._activation_bits, products)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         y = torch.empty(x.shape)

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch.cuda import _sanitizer
 
 from penstock.memory.direct_io import DirectReader
+from penstock.weights.tiers.arrivals import Arrivals
 from pretended_card.driver import Driver
 from pretended_card.memory import CardMemory
 from pretended_card.races import Race, Races
@@ -60,6 +62,8 @@ class PretendedCard:
         self.default_stream = Stream(self.races, self.driver.fake_stream(), self.device, is_default=True)
         self.current_stream = CurrentStream(self)
         self._streams = [self.default_stream]
+        #: How much of a stream comes up to its last function of the host.
+        self._functions: dict[Stream, int] = {}
         #: Copies out of the host's memory: first address, the one after the last, the stream, and how much of
         #: the stream has run after the copy.
         self._copied_from: list[tuple[int, int, Stream, int]] = []
@@ -104,9 +108,32 @@ class PretendedCard:
 
     def launch_on_host(self, handle: int, function: Callable[[], None]) -> int:
         """cuLaunchHostFunc: as late as allowed."""
-        stream = next(each for each in self._streams if each.cuda_stream == handle)
+        stream = self._stream_of(handle)
         stream.enqueue(functools.partial(self._call_on_host, function))
+        self._functions[stream] = stream.num_queued
         return 0
+
+    def go_on(self) -> None:
+        """A thread of the host waits for memory, which a function of the host may give back. A stream comes
+        to its functions even if nobody waits for the stream."""
+        for stream, until in list(self._functions.items()):
+            if not stream.has_run(until):
+                run = torch.inference_mode()(stream.run)  # as the thread that has queued it
+                threading.Thread(target=run, args=(until,), daemon=True).start()
+
+    def enqueue_wait(self, handle: int, address: int, value: int) -> int:
+        """cuStreamWaitValue32 with a stream that does not compute. Whoever writes the value needs no lock."""
+        self._stream_of(handle).enqueue(lambda: self.wait_for_value(address, value))
+        return 0
+
+    def wait_for_value(self, address: int, value: int) -> None:
+        self.driver.fake_late_write()
+        written = ctypes.c_uint32.from_address(address)
+        while ctypes.c_int32(written.value - value).value < 0:
+            time.sleep(0)
+
+    def _stream_of(self, handle: int) -> Stream:
+        return next(each for each in self._streams if each.cuda_stream == handle)
 
     def _call_on_host(self, function: Callable[[], None]) -> None:
         """On a thread that may need what others hold, who may need the card meanwhile."""
@@ -291,6 +318,7 @@ def pretend(
             patches.enter_context(patch.object(Tensor, "new_tensor", _new_tensor))
             patches.enter_context(patch.object(ctypes, "CDLL", _with_driver(card.driver, ctypes.CDLL)))
             patches.enter_context(patch.object(DirectReader, "submit", _told(card, DirectReader.submit)))
+            patches.enter_context(patch.object(Arrivals, "wait", _going_on(card, Arrivals.wait)))
             yield card
     finally:
         factories._destroy()
@@ -317,6 +345,14 @@ def _told(card: PretendedCard, submit: Any) -> Any:
         return submit(self, path, offset, num_bytes, target)
 
     return told
+
+
+def _going_on(card: PretendedCard, wait: Any) -> Any:
+    def going_on(self: Arrivals) -> None:
+        card.go_on()
+        wait(self)
+
+    return going_on
 
 
 def _with_driver(driver: Driver, load: Any) -> Any:

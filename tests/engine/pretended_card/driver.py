@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from pretended_card.card import PretendedCard
 
 OUT_OF_MEMORY = 2
+#: What C calls where another stream than the one that computes is to wait for a value.
+_WAIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
 
 
 class Driver:
@@ -20,6 +22,8 @@ class Driver:
         for name in ("fake_kernel_name", "fake_kernel_kinds"):
             getattr(library, name).restype = ctypes.c_char_p
         library.fake_reset(card.device.index, card.num_cards)
+        self._wait = _WAIT(card.enqueue_wait)
+        library.fake_waits_elsewhere(self._wait)
         self._library = library
         self._card = card
         self.refuses_to_pin = False

@@ -14,7 +14,7 @@ static struct {
     atomic_long next, num_tasks;
     atomic_bool is_open; /* fn, context and num_tasks belong to a region with tasks left */
     atomic_int num_inside;
-    atomic_bool is_awake; /* workers spin on between regions */
+    atomic_int num_awake; /* those who want workers to spin on between regions */
     task_fn fn;
     void *context;
 } pool = {.caller = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER,
@@ -51,7 +51,7 @@ static void *worker(void *argument) {
             while (index >= atomic_load(&pool.num_wanted)) pthread_cond_wait(&pool.resized, &pool.lock);
             pthread_mutex_unlock(&pool.lock);
         }
-        for (int i = 0; i < SPINS && atomic_load(&pool.generation) == seen; i += !atomic_load(&pool.is_awake)) relax();
+        for (int i = 0; i < SPINS && atomic_load(&pool.generation) == seen; i += !atomic_load(&pool.num_awake)) relax();
         if (atomic_load(&pool.generation) == seen) {
             pthread_mutex_lock(&pool.lock);
             while (atomic_load(&pool.generation) == seen) pthread_cond_wait(&pool.wake, &pool.lock);
@@ -95,7 +95,7 @@ static void forget_workers(void) {
     atomic_store(&pool.num_wanted, 0);
     atomic_store(&pool.is_open, false);
     atomic_store(&pool.num_inside, 0);
-    atomic_store(&pool.is_awake, false);
+    atomic_store(&pool.num_awake, 0);
 }
 
 __attribute__((constructor)) static void at_load(void) { pthread_atfork(NULL, NULL, forget_workers); }

@@ -1,8 +1,10 @@
-"""Crossing: the quick way of a product from a card to the processor and back."""
+"""Crossing: the quick way of products from a card to the processor and back."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
+from array import array
 from collections import deque
 from typing import Any
 
@@ -10,12 +12,15 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.cuda.launcher import stream_query
-from penstock.kernels.expert_records import MatrixRecord
+
+logger = logging.getLogger(__name__)
 
 #: The driver's functions that crossing.h calls, in its order.
-DRIVER_FUNCTIONS = ("cuMemcpyDtoHAsync_v2", "cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2")
+DRIVER_FUNCTIONS = (
+    "cuCtxSetCurrent", "cuMemcpyDtoHAsync_v2", "cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2",
+)  # fmt: skip
 #: As in crossing.h.
-MAX_HANDED, HEAD_BYTES, FULL = 64, 128, -1
+MAX_HANDED, HEAD_BYTES, FULL, PART_NUMBERS = 64, 128, -1, 3
 FLOAT_BYTES, ROUND_FLOATS = 4, 16
 
 
@@ -26,45 +31,63 @@ class Crossing:
 
     def __init__(self, library: Any, handle: int, memory: Tensor, on_card: int, device: torch.device) -> None:
         """open_crossing() makes it. `on_card` is the card's address of the memory."""
-        self._library, self._handle = library, ctypes.c_void_p(handle)
+        self._library = library
+        self._handle: ctypes.c_void_p | None = ctypes.c_void_p(handle)
         self._memory, self._on_card, self._results = memory, on_card, on_card
         self._device_index = device.index
         self._current_stream = stream_query()
-        #: What the thread may still read: its queue holds no more, and one product is being computed.
-        self._held: deque[object] = deque(maxlen=MAX_HANDED + 1)
+        #: What the thread may still read: no more than this is given and not computed.
+        self._held: deque[object] = deque(maxlen=MAX_HANDED)
 
     def begin(
-        self, matrix: MatrixRecord, weight: object, activation_bits: int, scratch_bytes: int, x: Tensor
+        self,
+        parts: array[int],
+        sizes: tuple[int, int],
+        activation_bits: int,
+        scratch_bytes: int,
+        x: Tensor,
+        kept: object,
     ) -> bool:
-        """Have x, float32 [num_tokens, in_features], contiguous on the card, multiplied by a matrix of which
-        `weight` has the memory. False if there is no room for this now. Raises RuntimeError, as torch
-        does, if the driver refuses."""
-        num_tokens, unit = x.shape[0], ROUND_FLOATS
-        begin = HEAD_BYTES + FLOAT_BYTES * ((num_tokens * matrix.in_features + unit - 1) // unit * unit)
-        if begin + FLOAT_BYTES * num_tokens * matrix.out_features > self._memory.numel():
+        """Have x, float32 [num_rows, in_features], contiguous on the card, multiplied. `parts` has the
+        PART_NUMBERS of each handed_part (crossing.h), which take the rows in their order; `sizes` are the
+        in_features and out_features of all their matrices, and `kept` has the memory to which they point.
+        False if there is no room for this now. Raises RuntimeError, as torch does, if the driver refuses."""
+        num_rows, (in_features, out_features), unit = x.shape[0], sizes, ROUND_FLOATS
+        begin = HEAD_BYTES + FLOAT_BYTES * ((num_rows * in_features + unit - 1) // unit * unit)
+        if begin + FLOAT_BYTES * num_rows * out_features > self._memory.numel():
             return False
-        self._held.append((matrix, weight))
         error = self._library.penstock_crossing_begin(
-            self._handle, ctypes.addressof(matrix), num_tokens, activation_bits, scratch_bytes,
+            self._handle, parts.buffer_info()[0], len(parts) // PART_NUMBERS, activation_bits, scratch_bytes,
             x.data_ptr(), self._current_stream(self._device_index),
         )  # fmt: skip
         if error == FULL:
             return False
         self._check(error)
+        self._held.append((parts, kept))
         self._results = self._on_card + begin
         return True
 
     def end(self) -> int:
-        """What is launched next finds the result of the product that was begun last, float32 [num_tokens,
-        out_features], at the returned address, and has to take it before the next begin()."""
+        """What is launched next finds the result of what was begun last, float32 [num_rows, out_features], at
+        the returned address, and has to take it before the next begin()."""
         stream = self._current_stream(self._device_index)
         self._check(self._library.penstock_crossing_end(self._handle, stream))
         return self._results
 
+    def wait(self, stream: int) -> None:
+        """What is queued next on another stream waits until what was begun so far is computed."""
+        self._check(self._library.penstock_crossing_wait(self._handle, stream))
+
     def close(self) -> None:
         """The stream has nothing to do any more."""
-        self._library.penstock_crossing_close(self._handle)
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._library.penstock_crossing_close(handle)
         self._held.clear()
+
+    def __del__(self) -> None:
+        # The thread looks at the memory until it is ended, and the memory goes with this object.
+        self.close()
 
     @staticmethod
     def _check(error: int) -> None:
@@ -75,17 +98,27 @@ class Crossing:
 def open_crossing(library: Any, driver: Any, memory: Tensor, device: torch.device) -> Crossing | None:
     """A crossing through `memory`, pinned uint8 [num_bytes] that the card `device` sees. None where the
     driver has no streams that write and wait for values."""
-    on_card = ctypes.c_uint64()
+    on_card, context = ctypes.c_uint64(), ctypes.c_void_p()
+    address = ctypes.c_void_p(memory.data_ptr())
     try:
         functions = [ctypes.cast(getattr(driver, name), ctypes.c_void_p) for name in DRIVER_FUNCTIONS]
-        address = ctypes.c_void_p(memory.data_ptr())
-        if driver.cuMemHostGetDevicePointer_v2(ctypes.byref(on_card), address, 0):
-            return None
+        with torch.cuda.device(device):
+            is_seen = not driver.cuMemHostGetDevicePointer_v2(ctypes.byref(on_card), address, 0)
+            is_seen &= not driver.cuCtxGetCurrent(ctypes.byref(context))
     except AttributeError:
+        is_seen = False
+    handle = None
+    if is_seen:
+        memory[:HEAD_BYTES].zero_()
+        handle = library.penstock_crossing_open(
+            (ctypes.c_void_p * len(functions))(*functions), context, memory.data_ptr(), on_card.value,
+            stream_query()(device.index),
+        )  # fmt: skip
+    if handle is None:
+        logger.warning(
+            "%s: the driver's streams don't wait for values in memory: products of the processor are handed "
+            "over by functions that the driver calls, which takes longer",
+            device,
+        )
         return None
-    memory[:HEAD_BYTES].zero_()
-    handle = library.penstock_crossing_open(
-        (ctypes.c_void_p * len(functions))(*functions), memory.data_ptr(), on_card.value,
-        stream_query()(device.index),
-    )  # fmt: skip
-    return Crossing(library, handle, memory, on_card.value, device) if handle else None
+    return Crossing(library, handle, memory, on_card.value, device)

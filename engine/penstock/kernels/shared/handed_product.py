@@ -1,17 +1,22 @@
-"""HandedProduct: a product of the processor that a thread of a card's driver calls. Compiled code computes it
-alone: a thread that had to wait for the interpreter's lock would keep the card waiting."""
+"""HandedProduct and HandedParts: products of the processor that a card hands over. Compiled code computes
+them alone: a thread that had to wait for the interpreter's lock would keep the card waiting."""
 
 from __future__ import annotations
 
 import ctypes
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.expert_records import MatrixRecord, padded_rows, token_bytes
+from penstock.kernels.expert_records import MatrixRecord, padded_rows, scratch_bytes, token_bytes
+from penstock.kernels.operands import Matrix, address
 from penstock.kernels.shared.crossing import Crossing, open_crossing
 
+#: A matrix, the address of its bias, and its number of rows.
+Part = tuple[MatrixRecord, int | None, int]
 #: void (*)(void *), which a driver calls.
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -57,8 +62,59 @@ class HandedProduct:
 
     def cross(self, crossing: Crossing, x: Tensor) -> bool:
         """Crossing.begin() of this product."""
-        return crossing.begin(self._matrix, self._weight, self._bits, self._scratch_bytes(x.shape[0]), x)
+        part = self._matrix, None, x.shape[0]
+        return _cross(crossing, self._bits, [part], x, (self._matrix, self._weight))
 
     def _scratch_bytes(self, num_tokens: int) -> int:
         matrix = self._matrix
         return padded_rows(num_tokens) * token_bytes(matrix.in_features, matrix.num_groups)
+
+
+class HandedParts:
+    """Products of several matrices of one shape, whose rows lie one below the other. They have no function
+    for a driver's thread, which would be called with a piece of the rows and not know whose rows they are."""
+
+    def __init__(
+        self, library: Any, activation_bits: int, parts: Sequence[Part], products: Sequence[object]
+    ) -> None:
+        """`products` have the memory to which the parts point."""
+        self._library, self._bits, self._parts, self._products = library, activation_bits, parts, products
+
+    @classmethod
+    def of(
+        cls, library: Any, activation_bits: int, products: Sequence[tuple[Matrix, Tensor | None, int]]
+    ) -> HandedParts | None:
+        """Of matrix, bias and number of rows. None where a matrix has no record."""
+        parts = list[Part]()
+        for weight, bias, num_rows in products:
+            matrix: MatrixRecord | None = getattr(weight, "record", None)
+            if matrix is None:
+                return None
+            parts.append((matrix, address(bias), num_rows))
+        return cls(library, activation_bits, parts, products)
+
+    def open_crossing(self, driver: Any, memory: Tensor, device: torch.device) -> Crossing | None:
+        """open_crossing() for these products, and others of the same kernels."""
+        return open_crossing(self._library, driver, memory, device)
+
+    def cross(self, crossing: Crossing, x: Tensor) -> bool:
+        """Crossing.begin() of these products. x has all their rows."""
+        return _cross(crossing, self._bits, self._parts, x, self._products)
+
+
+def _cross(crossing: Crossing, activation_bits: int, parts: Sequence[Part], x: Tensor, kept: object) -> bool:
+    """`kept` has the memory to which the parts point, their records included."""
+    numbers, num_padded, row_bytes = array("q"), 0, 0
+    for matrix, bias, num_rows in parts:
+        numbers.extend((ctypes.addressof(matrix), bias or 0, num_rows))
+        num_padded += padded_rows(num_rows)
+        row_bytes = max(row_bytes, token_bytes(matrix.in_features, matrix.num_groups))
+    first, _, _ = parts[0]
+    return crossing.begin(
+        numbers,
+        (first.in_features, first.out_features),
+        activation_bits,
+        scratch_bytes(len(parts), num_padded, row_bytes),
+        x,
+        kept,
+    )

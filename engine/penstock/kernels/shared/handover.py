@@ -11,20 +11,24 @@ from torch import Tensor
 from penstock.kernels.shared.crossing import Crossing
 
 
-class HostProduct(Protocol):
-    """What a thread of the driver computes without the interpreter: `function(address of a record)`."""
-
-    @property
-    def function(self) -> Any: ...
-
-    def record(self, x: Tensor, y: Tensor) -> Any:
-        """What the function takes for x and y on the host."""
+class CrossingProduct(Protocol):
+    """What the processor computes without the interpreter when it crosses by flags."""
 
     def open_crossing(self, driver: Any, memory: Tensor, device: torch.device) -> Crossing | None:
         """The quick way, through pinned memory that the card sees; None where the driver does not have it."""
 
     def cross(self, crossing: Crossing, x: Tensor) -> bool:
         """Begin this product with x on the card; False if it has to go the other way."""
+
+
+class HostProduct(CrossingProduct, Protocol):
+    """What a thread of the driver computes without the interpreter, too: `function(address of a record)`."""
+
+    @property
+    def function(self) -> Any: ...
+
+    def record(self, x: Tensor, y: Tensor) -> Any:
+        """What the function takes for x and y on the host."""
 
 
 class Handover(Protocol):
@@ -35,13 +39,14 @@ class Handover(Protocol):
         x: Tensor,
         out_features: int,
         compute: Callable[[Tensor], Tensor],
-        product: HostProduct | None = None,
+        product: CrossingProduct | HostProduct | None = None,
         fetch: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
         """Have the processor make compute(x on the host) of what x (float32 [num_tokens, in_features] on the
         card) is now. Returns at once; the result, float32 [num_tokens, out_features] on the card, is there
-        for what is launched after join(). `product` computes the same as `compute`, and is called in its
-        place if it is given. Raises HandoverError if an earlier `compute` has failed."""
+        for what is launched after join(). `product` computes the same as `compute`, and takes its place
+        if it is given and can: a CrossingProduct where the card has a `fetch` and few rows, a HostProduct
+        always. Raises HandoverError if an earlier `compute` has failed."""
 
     def join(self) -> None:
         """What is launched from now on waits for the results of begin()."""

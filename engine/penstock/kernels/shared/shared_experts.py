@@ -22,7 +22,7 @@ from penstock.kernels.experts import (
     settle_all,
 )
 from penstock.kernels.operands import GatedFunction, Matrix
-from penstock.kernels.shared.handover import Handover
+from penstock.kernels.shared.handover import CrossingProduct, Handover
 from penstock.kernels.shared.split_matrix import SplitMatrix
 
 #: A product of the processor: matrix, bias, and the rows that pass through it.
@@ -51,6 +51,10 @@ class SharedExperts:
 
     def __init__(self, first: CardCalls, second: ExpertCalls, handover: Handover) -> None:
         self._first, self._second, self._handover = first, second, handover
+        self._handed: Callable[[list[Product]], CrossingProduct | None] = getattr(
+            second, "handed_parts", lambda products: None
+        )
+        self._fetch: Callable[[int, Tensor], None] | None = getattr(first, "fetch", None)
         self._begun: _Begun | None = None
         #: Results of down, which are not in their places yet: (experts, rows of their results, y).
         self._results: list[tuple[Sequence[ExpertRows], Tensor, Tensor]] = []
@@ -71,7 +75,7 @@ class SharedExperts:
         if self._begun is not None and self._begun.y is not y:
             self._begun = None  # of a step that was given up
         if in_ram:
-            rows = torch.cat([x[tokens[first:end]] for _, first, end in in_ram])
+            rows = x[torch.cat([tokens[first:end] for _, first, end in in_ram])]
             gate_up = self._hand_over(rows, [_gate_up(each) for each in in_ram])
             self._begun = _Begun(in_ram, function, gate_up, y)
             self.num_in_ram += len(in_ram)
@@ -100,8 +104,13 @@ class SharedExperts:
         self._results.append((begun.experts, results, begun.y))
 
     def _hand_over(self, rows: Tensor, products: list[Product]) -> Tensor:
-        compute = _products(self._second.linear, products)
-        return self._handover.begin(rows, products[0][0].out_features, compute)
+        return self._handover.begin(
+            rows,
+            products[0][0].out_features,
+            _products(self._second.linear, products),
+            self._handed(products),
+            self._fetch,
+        )
 
 
 def _gate_up(of: ExpertRows) -> Product:

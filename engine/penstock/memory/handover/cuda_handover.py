@@ -1,6 +1,6 @@
 """CudaHandover: hands work from a card to the processor and back, all of it queued.
 
-A product in compiled code that has few tokens crosses by flags, on the stream that computes (Crossing, of the
+Products in compiled code that have few tokens cross by flags, on the stream that computes (Crossing, of the
 processor's kernels). Everything else, and everything where a driver has no such flags, goes another way: a
 stream of its own waits for the activations, copies them to the host, calls a function there, and copies the
 result back. The driver calls the function in the stream's order, on a thread of the driver, where no CUDA
@@ -65,7 +65,7 @@ class CudaHandover:
         product: Any = None,
         fetch: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
-        """`product` is a HostProduct, as kernels define it."""
+        """`product` is a CrossingProduct or a HostProduct, as kernels define them."""
         self.check()
         while self._records and self._records[0][0].query():  # type: ignore[no-untyped-call]
             self._records.popleft()
@@ -74,6 +74,8 @@ class CudaHandover:
         if product is not None and fetch is not None and self._cross(product, x):
             self._crossed = y, fetch
             return y
+        if not hasattr(product, "function"):
+            product = None  # a driver's thread can't compute it
         self._held += [x, y]
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(self._device))
@@ -90,10 +92,7 @@ class CudaHandover:
         return y
 
     def join(self) -> None:
-        if self._crossed is not None:
-            y, fetch = self._crossed
-            fetch(self._crossing.end(), y)
-            self._crossed = None
+        self._join_crossed()
         if self._done is not None:
             torch.cuda.current_stream(self._device).wait_event(self._done)
         self._done = None
@@ -101,6 +100,12 @@ class CudaHandover:
 
     def then(self, function: Callable[[], None]) -> None:
         """Have a thread of the host call `function` when everything that was begun so far is computed."""
+        if self._crossing is not None:  # of which our stream knows nothing
+            self._crossing.wait(self._stream.cuda_stream)
+        self._call_back(function)
+
+    def _call_back(self, function: Callable[[], None]) -> None:
+        """Have a thread of the host call `function` in the stream's order."""
         self._work.append(function)
         try:
             self._call(self._function, None)
@@ -127,6 +132,7 @@ class CudaHandover:
         if self._crossing is not None:
             self._crossing.close()
             self._crossing = None
+        self._crossed = None
         self._worker.shutdown()
         self._work.clear()
         self._held.clear()
@@ -139,7 +145,15 @@ class CudaHandover:
             self._has_tried = True
             make = getattr(product, "open_crossing", None)
             self._crossing = make and make(self._driver, self._flagged, self._device)
-        return self._crossing is not None and product.cross(self._crossing, x)
+        if self._crossing is None:
+            return False
+        self._join_crossed()  # whose results lie where the next ones come to lie
+        return bool(product.cross(self._crossing, x))
+
+    def _join_crossed(self) -> None:
+        if self._crossed is not None:
+            (y, fetch), self._crossed = self._crossed, None
+            fetch(self._crossing.end(), y)
 
     def _queue(self, x: Tensor, y: Tensor, compute: Callable[[Tensor], Tensor], product: Any) -> None:
         """The stream's order keeps one piece's use of the buffer apart from the next one's."""
@@ -148,7 +162,7 @@ class CudaHandover:
         result = floats[x.numel() : x.numel() + y.numel()].view(y.shape)
         rows.copy_(x, non_blocking=True)
         if product is None:
-            self.then(partial(self._compute, rows, result, compute))
+            self._call_back(partial(self._compute, rows, result, compute))
         else:
             record = product.record(rows, result)
             self._new_records.append(record)
