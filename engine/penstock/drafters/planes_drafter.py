@@ -50,11 +50,16 @@ def check_planes(model: Model, plan: MemoryPlan, has_draft_model: bool) -> None:
     if not has_planes(tensors):
         raise ConfigError(NO_PLANES)
     if len(tensors.stacks) > 1 or model.spec.state_bytes or model.spec.num_experts_per_token:
-        raise ConfigError(
-            f"upper planes can't guess for {model.spec.architecture}: it has experts, recurrent states or an "
-            "encoder"
-        )
+        raise no_plain_layers(model.spec.architecture)
     check_upper_planes(plan, has_draft_model)
+
+
+def no_plain_layers(name: str) -> ConfigError:
+    """What is raised for a model of a kind for which upper planes don't guess."""
+    return ConfigError(
+        f"upper planes can't guess for {name}: it has experts, recurrent states or an encoder. Take another "
+        "method than planes"
+    )
 
 
 def check_upper_planes(plan: MemoryPlan, has_draft_model: bool) -> None:

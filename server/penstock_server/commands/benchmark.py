@@ -110,7 +110,7 @@ def run_bench(
     with Engine.load(
         folder,
         config,
-        tokenizer=NoText(),
+        tokenizer=_tokenizer(shape, config),
         hardware=hardware,
         is_patient=False,
         cache_folder=settings.cache_dir,
@@ -145,6 +145,19 @@ def run_bench(
             print(f"peak memory of the process {peak:.2f} GiB, Python and torch included")
     print(json.dumps(data))
     return 0
+
+
+def _tokenizer(shape: str | None, config: EngineConfig) -> NoText | None:
+    """None: the model's own, with which a draft model's vocabulary is compared. Raises ConfigError for random
+    weights, which have none."""
+    if config.draft_model is None:
+        return NoText()
+    if shape is not None:
+        raise ConfigError(
+            "--shape makes weights without a tokenizer, with which a draft model's vocabulary would be "
+            "compared: name a model, or leave --draft-model out (penstock plan --shape takes both)"
+        )
+    return None
 
 
 def check_step(sequences: tuple[int, ...], config: EngineConfig) -> None:

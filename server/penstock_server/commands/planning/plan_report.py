@@ -29,6 +29,7 @@ from penstock_server.commands.planning.other_machine import OtherMachine
 from penstock_server.commands.planning.planned_draft import (
     PlannedDraft,
     assumed_beside,
+    check_kind,
     planned_draft,
     planned_head,
 )
@@ -62,6 +63,7 @@ def run_plan(
     folder = None if shape else find_config_folder(settings)
     size = footprint_at(folder, config) if folder else footprint_of(find_shape(shape or ""), config)
     config = pooled_config(folder, config) if folder else config
+    check_kind(size, config)
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
     if folder and size.experts.count:
         size, notes = with_kept_uses(size, settings.cache_dir, folder)

@@ -16,7 +16,13 @@ from penstock.drafters.draft_model import check_plan, own_config
 from penstock.drafters.eagle3_plan import names_eagle3, read_eagle3, with_states
 from penstock.drafters.find_head import no_small_model
 from penstock.drafters.memory_beside import card_bytes, config_beside, machine_beside
-from penstock.drafters.planes_drafter import NO_PLANES, check_upper_planes, guess_share, pass_s
+from penstock.drafters.planes_drafter import (
+    NO_PLANES,
+    check_upper_planes,
+    guess_share,
+    no_plain_layers,
+    pass_s,
+)
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.expectation import (
     Assumed,
@@ -41,6 +47,12 @@ from penstock.weights.store import planned_tensors
 from penstock_server.commands.planning.footprints import footprint_at, footprint_of
 from penstock_server.facade.needs import estimated_plan
 from penstock_server.settings.settings import Settings
+
+
+def check_kind(size: ModelFootprint, config: EngineConfig) -> None:
+    """Raises ConfigError for upper planes of a model for which they don't guess."""
+    if config.draft_with_planes and (size.experts.count or size.state_bytes or size.num_encoder_layers):
+        raise no_plain_layers("this model")
 
 
 def assumed_beside(
@@ -148,6 +160,11 @@ def planned_head(
     family, spec = read_spec(config_json, config.model_impl)
     head = family.mtp_spec(spec, None)
     if head is None:
+        if config.mtp == "on":
+            raise ConfigError(
+                f"{spec.architecture} has no guesses by multi-token prediction: its config.json tells of no "
+                "head that Penstock computes. Leave mtp out, and name a draft model"
+            )
         return None
     own = _within(mtp_plan.own_config(config, head.max_position_embeddings), hardware, config)
     tensors = planned_tensors(family.model_tensors(head), config_json, "int8", own.group_size)

@@ -103,6 +103,15 @@ def test_upper_planes_and_a_small_model_before_them(capsys: pytest.CaptureFixtur
     assert "--weights planes" in capsys.readouterr().err
 
 
+def test_guesses_that_no_server_would_make_are_not_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the words of serve."""
+    planes = ["--weights", "planes", "--speculative-config", '{"method": "planes"}']
+    assert cli.main(["plan", "--shape", "qwen3-30b-a3b", *planes]) == 2
+    assert "upper planes can't guess" in capsys.readouterr().err
+    assert cli.main(["plan", "--shape", "tinyllama-1.1b", "--speculative-config", '{"method": "mtp"}']) == 2
+    assert "has no guesses by multi-token prediction" in capsys.readouterr().err
+
+
 def test_a_converted_copy_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also as a draft model: no repository is asked for."""
     copy = tmp_path / "models" / "owner" / "name"
