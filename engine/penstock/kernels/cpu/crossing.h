@@ -53,6 +53,7 @@ typedef struct {
     atomic_uint given, computed; /* numbers of products; they wrap */
     bool is_awaited; /* the stream waits for the product that was begun last; the launching thread's */
     bool wants_awake; /* counted in pool.num_awake; the computing thread's */
+    long num_processors; /* asked for once: the system reads a file for it */
     atomic_bool is_closing;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -93,7 +94,7 @@ static void multiply_parts(const handed *h, const float *x, float *y, void *scra
 /* The pool's threads stay awake between products: all of them together wake up in the time of a small product. Where no
  * processor is left for the threads that launch and copy, they sleep. */
 static void keep_awake(crossing *c, bool wanted) {
-    wanted = wanted && sysconf(_SC_NPROCESSORS_ONLN) > atomic_load(&pool.num_wanted) + 1;
+    wanted = wanted && c->num_processors > atomic_load(&pool.num_wanted) + 1;
     if (wanted == c->wants_awake) return;
     c->wants_awake = wanted;
     if (wanted) atomic_fetch_add(&pool.num_awake, 1);
@@ -159,7 +160,8 @@ EXPORT crossing *penstock_crossing_open(const crossing_driver *driver, void *con
                                         void *stream) {
     crossing *c = calloc(1, sizeof *c);
     if (c == NULL) return NULL;
-    *c = (crossing){.driver = *driver, .context = context, .memory = memory, .on_card = on_card, .is_awaited = true};
+    *c = (crossing){.driver = *driver, .context = context, .memory = memory, .on_card = on_card, .is_awaited = true,
+                    .num_processors = sysconf(_SC_NPROCESSORS_ONLN)};
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->wake, NULL);
     if (wait_for(c, 0, stream) || driver->write_value(stream, on_card, 0, 0) ||
