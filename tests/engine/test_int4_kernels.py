@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from fractions import Fraction
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -166,7 +167,7 @@ def cases(form: str, activations: str) -> list[Case]:
     for number, (rows, columns, size) in enumerate(SHAPES):
         weight = matrix(form, rows, columns, size, dtypes[number % len(dtypes)], number)
         generator = torch.Generator().manual_seed(number)
-        for num_tokens in (1, 2, 5, 19, 24):
+        for num_tokens in (1, 2, 3, 5, 19, 24):
             x = torch.randn(num_tokens, columns, generator=generator) * 10 ** (number - 3)
             bias = torch.randn(rows, generator=generator) if num_tokens % 2 else None
             expected = ReferenceKernels(activations).linear(x, weight, bias)
@@ -183,19 +184,26 @@ def test_every_build_gives_the_bits_of_the_reference(kind: str, form: str, activ
         assert torch.equal(mine.linear(x, weight, bias), expected), weight.shape
 
 
+@pytest.mark.parametrize("activations", ["int16", "int8"])
 @pytest.mark.parametrize("kind", FAST)
-def test_extreme_codes_and_activations_do_not_overflow(kind: str) -> None:
-    x = torch.full((20, 256), 3.0)
-    x[1::2] *= -1
-    for codebook, code in (("signed", 0), ("unsigned", 255), ("iq4_nl", 0), ("iq4_nl", 255)):
+def test_extreme_codes_and_activations_do_not_overflow(kind: str, activations: str) -> None:
+    x = torch.full((20, 256), 32512.0)
+    x[1:, 1:] = 32384.0  # the upper byte is 127, and the lower one -128
+    x[2::2] *= -1
+    books = {"signed": [0, 255], "unsigned": [255], "iq4_nl": [0, 255], "mxfp4": [0x77, 255]}
+    for codebook, codes in books.items():
         minimum = torch.full((5, 2), 7.0) if codebook == "unsigned" else None
-        codes = torch.full((5, 128), code, dtype=torch.uint8)
-        weight = Int4Tensor(codes, torch.ones(5, 2), 128, codebook, minimum)
-        for rows in (x, x[:1]):
-            y = kernels(kind, "int16").linear(rows, weight)
-            assert torch.equal(y, ReferenceKernels().linear(rows, weight))
-            expected = rows.double() @ weight.dequantize().double().t()
-            assert float((y - expected).abs().max()) <= 1e-4 * float(expected.abs().max())
+        scales = [torch.ones(5, 2), torch.tensor([15.0, -15.0]).expand(5, 2).bfloat16().contiguous()]
+        for code, scale in product(codes, scales[: 2 if codebook == "signed" else 1]):
+            bytes_of = torch.full((5, 128), code, dtype=torch.uint8)
+            weight = Int4Tensor(bytes_of, scale, 128, codebook, minimum)
+            mine, reference = kernels(kind, activations), ReferenceKernels(activations)
+            for rows in (x, x[:1], x[1:3]):
+                y = mine.linear(rows, weight)
+                assert torch.equal(y, reference.linear(rows, weight))
+                expected = rows.double() @ weight.dequantize().double().t()
+                most = float((rows.double().abs() @ weight.dequantize().double().abs().t()).max())
+                assert float((y - expected).abs().max()) <= (1e-4 if activations == "int16" else 1e-2) * most
 
 
 @pytest.mark.parametrize("kind", FAST)

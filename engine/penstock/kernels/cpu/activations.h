@@ -25,6 +25,8 @@ typedef struct {
     int rows_per_token;
     int64_t words; /* 0, or the inputs of a block, of which the 16-bit integers of even inputs lie before those of odd
                     * inputs; a token then has one row */
+    bool in_bytes; /* integers lie as bytes of even and odd inputs (linear/codes_bytes.h) */
+    bool is_split; /* integers have 16 bits */
     int64_t halved, halved_by; /* of the first inputs, which are a multiple of `halved_by` (0: there are none), the even ones
                                 * lie before the odd ones in each `halved_by` */
     bool in_tiles; /* four inputs of 16 rows side by side: the rows hi of eight tokens, then the rows lo; else 16 tokens */
@@ -74,6 +76,25 @@ INLINE void quantize_words(const float *restrict x, int64_t k, int64_t size, flo
             const int32_t first = bits_of(x[2 * i] / divisor + magic) - magic_bits;
             const int32_t second = bits_of(x[2 * i + 1] / divisor + magic) - magic_bits;
             even[i] = (int16_t)first, odd[i] = (int16_t)second, sum += (uint32_t)first + (uint32_t)second;
+        }
+    }
+    *group_sum = (int32_t)(-(uint32_t)offset * sum);
+}
+
+/* The same as bytes, in blocks of 64 inputs: lo of even inputs, lo of odd ones, and hi of both if the integers have 16 bits.
+ * `k` is the first input, which begins 32 inputs. */
+INLINE void quantize_bytes(const float *restrict x, int64_t k, int64_t size, float divisor, int8_t *row, int32_t offset,
+                           int32_t *group_sum, const bool is_split) {
+    const float magic = 12582912.0f;
+    const int32_t magic_bits = bits_of(magic);
+    uint32_t sum = 0;
+    for (const int64_t stop = k + size; k < stop; k += 32, x += 32) {
+        int8_t *restrict lo = row + k / 64 * (is_split ? 128 : 64) + k % 64 / 2, *restrict hi = lo + 64;
+        for (int i = 0; i < 16; i++) {
+            const int32_t first = bits_of(x[2 * i] / divisor + magic) - magic_bits;
+            const int32_t second = bits_of(x[2 * i + 1] / divisor + magic) - magic_bits;
+            lo[i] = (int8_t)first, lo[i + 32] = (int8_t)second, sum += (uint32_t)first + (uint32_t)second;
+            if (is_split) hi[i] = (int8_t)((first + 128) >> 8), hi[i + 32] = (int8_t)((second + 128) >> 8);
         }
     }
     *group_sum = (int32_t)(-(uint32_t)offset * sum);
@@ -164,6 +185,13 @@ static void quantize_token(void *context, int64_t token) {
     const int64_t k_end = a->in_features, size = a->group_size, n = a->num_groups, row = token * a->rows_per_token;
     integer *hi = a->rows + row * a->padded, *lo = hi + a->padded;
     int32_t *sums = a->corrections + row * n;
+    if (a->in_bytes) {
+        int8_t *row = (int8_t *)(a->rows + token * a->padded);
+        for (int64_t g = 0, k = 0; g < n; g++, k += size)
+            if (a->is_split) quantize_bytes(x + k, k, size, divisor, row, a->offset, sums + g, true);
+            else quantize_bytes(x + k, k, size, divisor, row, a->offset, sums + g, false);
+        return;
+    }
     if (a->words) {
         int16_t *words = (int16_t *)a->rows + token * a->padded;
         memset(words + a->padded - 64, 0, 64 * sizeof *words);

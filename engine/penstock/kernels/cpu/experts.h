@@ -59,7 +59,7 @@ static void *plan_product(product *p, const expert_matrix *m, const float *bias,
 /* Whether two products take one token's activations in the same form. */
 static bool takes_same(const activations *a, const activations *b) {
     return a->num_tokens == 1 && b->num_tokens == 1 && a->order[0] == b->order[0] && a->in_features == b->in_features &&
-           a->group_size == b->group_size && a->words == b->words && a->halved == b->halved && a->offset == b->offset;
+           a->group_size == b->group_size && a->words == b->words && a->in_bytes == b->in_bytes && a->halved == b->halved && a->offset == b->offset;
 }
 
 /* Divides the work into tasks. */

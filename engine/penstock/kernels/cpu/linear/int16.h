@@ -191,6 +191,7 @@ static int64_t one_token(const linear *l, int64_t column, int64_t column_end) {
 
 #if defined(__AVX2__)
 #include "codes_avx2.h"
+#include "codes_bytes.h"
 #include "planes_avx2.h"
 #if !defined(__AVX512BW__)
 #include "panel_avx2.h"
@@ -207,6 +208,9 @@ static int64_t linear_codes(const linear *l, int64_t column, int64_t column_end)
 static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     if (!l->is_tiled) return column;
+#if defined(__AVX2__)
+    if (a->in_bytes) return linear_bytes(l, column, column_end);
+#endif
 #if defined(__AVX2__) && !defined(__AVX512BW__)
     if (a->num_tokens >= PANEL_FROM_TOKENS) return linear_panels(l, column, column_end);
 #endif

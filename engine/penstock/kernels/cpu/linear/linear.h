@@ -16,6 +16,7 @@
 #else
 #define HAS_PLANE_WORDS 0
 #endif
+#define HAS_CODE_BYTES HAS_PLANE_WORDS /* codes_bytes.h */
 #if HAS_VNNI || HAS_DOTS
 #define HAS_BYTES 1
 typedef int8_t integer;
@@ -58,6 +59,8 @@ typedef struct {
     int kind, shift; /* k inputs lie in k >> shift bytes */
     int64_t row_bytes;
     bool is_grouped, has_minimum;
+    bool has_steps; /* scales seem to be steps (steps.h), and the kernels of codes look for them */
+    bool has_small_table; /* the integers of codes are 0 to 31, with the offset added */
     uint8_t table[16]; /* the integers of codes, with the activations' offset added */
     group_numbers numbers; /* INT4 */
 } linear;
@@ -153,6 +156,12 @@ static void linear_tiles(const linear *l, int64_t column, int64_t column_end) {
     (void)l, (void)column, (void)column_end;
 }
 static void quantize_tile(void *context, int64_t tile) { (void)context, (void)tile; }
+#endif
+
+#if !HAS_CODE_BYTES
+static bool takes_bytes(const linear *l, int64_t num_tokens, int64_t in_features, int activation_bits, bool is_stepped) {
+    return (void)l, (void)num_tokens, (void)in_features, (void)activation_bits, (void)is_stepped, false;
+}
 #endif
 
 static void linear_rest(const linear *l, int64_t column, int64_t column_end);

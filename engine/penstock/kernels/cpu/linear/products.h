@@ -28,7 +28,10 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     /* Groups of other sizes are computed in plain C, which needs no sums of rows. */
     const int64_t size = in_features / l->num_groups;
     const bool has_groups = l->num_groups > 1 && size % 16 == 0 && size <= 128;
-    if (l->kind == INT4 && offset == SIGNED_CODES && has_groups && num_tokens >= STEPS_FROM_TOKENS && seems_stepped(l)) {
+    const bool is_stepped = l->kind == INT4 && offset == SIGNED_CODES && has_groups && num_tokens >= STEPS_FROM_TOKENS &&
+                            seems_stepped(l);
+    const bool in_bytes = takes_bytes(l, num_tokens, in_features, activation_bits, is_stepped);
+    if (is_stepped && !in_bytes) {
         l->kind = INT4_STEPS, l->is_grouped = false;
         for (int i = 0; i < 16; i++) l->table[i] += WEIGHT_OFFSET - offset;
         offset = WEIGHT_OFFSET;
@@ -38,7 +41,7 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     const bool sums_groups = has_groups && !by_factors, in_amx = takes_tiles(l, num_tokens, size);
     const bool in_lanes = !in_amx && takes_lanes(l, num_tokens, activation_bits / 8), in_tiles = in_amx || in_lanes;
     const bool has_words = l->lower ? joins_words(l, num_tokens, in_features) : l->kind == INT4 || l->kind == INT4_TABLE;
-    const int64_t words = has_words && !in_tiles ? code_block(num_tokens, activation_bits) : 0;
+    const int64_t words = has_words && !in_bytes && !in_tiles ? code_block(num_tokens, activation_bits) : 0;
     const int rows_per_token = HAS_BYTES && activation_bits == 16 && !words ? 2 : 1;
     const bool has_halves = by_factors || (l->lower && l->num_groups == 1);
     const bool is_halved = in_tiles ? in_amx && l->kind != INT8 : HAS_VNNI && has_halves && num_tokens == 1;
@@ -47,7 +50,7 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     const int64_t num_rows = in_tiles ? num_tiles_of(num_tokens, rows_per_token) * TILE : num_tokens * rows_per_token;
     a->num_tokens = num_tokens, a->in_features = in_features, a->padded = padded;
     a->group_size = sums_groups ? size : in_features, a->num_groups = sums_groups ? l->num_groups : 1;
-    a->rows_per_token = rows_per_token, a->words = words, a->in_tiles = in_tiles, a->offset = offset;
+    a->rows_per_token = rows_per_token, a->words = words, a->in_bytes = in_bytes, a->is_split = activation_bits == 16, a->in_tiles = in_tiles, a->offset = offset;
     a->halved_by = !is_halved ? 0 : has_halves ? 128 : size;
     a->halved = !is_halved ? 0 : has_blocks ? padded : in_amx ? in_features : in_features / 128 * 128;
     a->limit = activation_bits == 16 ? 32512.0f : 127.0f;
@@ -55,6 +58,7 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     a->corrections = (int32_t *)((int8_t *)scratch + num_rows * padded * (words ? 2 : sizeof(integer)));
     a->token_scales = (float *)(a->corrections + num_rows * l->num_groups);
     l->is_tiled = l->num_groups == 1 || has_groups;
+    l->has_steps = in_bytes && is_stepped;
     l->a = a;
     l->is_few = l->is_tiled && !in_tiles && takes_few(l);
     a->flip = in_lanes || (l->is_few && num_tokens > 1) ? 0x80 : 0;
@@ -119,12 +123,17 @@ static linear int4_linear(const int8_t *codes, const int8_t *table, group_number
                           int64_t in_features, int64_t out_features, int32_t *offset) {
     const bool has_minimum = numbers.minimum || numbers.sub_minimum;
     bool is_plain = true;
-    for (int i = 0; i < 16; i++) is_plain &= table[i] == table[0] + i;
+    int least = 0, most = 0;
+    for (int i = 0; i < 16; i++) {
+        is_plain &= table[i] == table[0] + i;
+        least = MIN(least, table[i]), most = MAX(most, table[i]);
+    }
+    const bool is_small = HAS_CODE_BYTES && !is_plain && most - least < 32;
     /* Corrections of groups with minima are the sums themselves, since the codes are unsigned already. */
-    *offset = has_minimum ? 1 : is_plain ? -table[0] : WEIGHT_OFFSET;
+    *offset = has_minimum ? 1 : is_plain ? -table[0] : is_small ? -least : WEIGHT_OFFSET;
     linear l = {.qweight = codes, .out_features = out_features, .num_groups = num_groups,
                 .kind = is_plain ? INT4 : INT4_TABLE, .shift = 1, .row_bytes = in_features / 2, .is_grouped = true,
-                .has_minimum = has_minimum, .numbers = numbers};
+                .has_minimum = has_minimum, .has_small_table = is_small, .numbers = numbers};
     for (int i = 0; i < 16; i++) l.table[i] = (uint8_t)(table[i] + (has_minimum ? 0 : *offset));
     return l;
 }

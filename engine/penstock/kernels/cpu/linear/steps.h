@@ -118,7 +118,7 @@ INLINE bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, f
     return find_steps_as(l, column, at, unit, true);
 }
 #else
-static bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit) {
+INLINE bool find_steps_as(const linear *l, int64_t column, uint16_t *restrict at, float *unit, const bool as_places) {
     const int64_t n = l->num_groups;
     const float magic = 12582912.0f; /* adding 1.5 * 2^23 rounds to an integer, which the low bits hold */
     float scales[MOST_STEPPED_GROUPS];
@@ -133,9 +133,12 @@ static bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, f
     for (int64_t g = 0; g < n; g++) {
         const int32_t step = bits_of(scales[g] * per_unit + magic) - bits_of(magic);
         differ |= (float)step * one != scales[g];
-        at[g] = (uint16_t)(16 * (step + MOST_STEPS));
+        at[g] = (uint16_t)(as_places ? 16 * (step + MOST_STEPS) : step);
     }
     return !differ;
+}
+static bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit) {
+    return find_steps_as(l, column, at, unit, true);
 }
 #endif
 

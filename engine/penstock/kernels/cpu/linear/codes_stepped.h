@@ -1,0 +1,176 @@
+/* The sums of codes_bytes.h where scales are steps: integers over all groups of a channel. Part of codes_bytes.h. */
+#pragma once
+
+enum { STEPPED_TOKENS = 4, STEPPED_BYTES = 16 << 10 /* of activations, which stay in the L1 cache */ };
+
+/* The steps of bfloat16 scales, as find_steps_as() has them: a word of 32 bits has two scales, and with the other half
+ * cleared each is a float32. (A negative zero counts as no step.) */
+INLINE bool find_bfloat_steps(const uint16_t *scales, int64_t n, uint16_t *restrict at, float *unit) {
+    uint16_t own[PLACES];
+    if (n % 16) { /* nothing behind the scales is read */
+        memset(own + n / 16 * 16, 0, 32);
+        scales = memcpy(own, scales, n * sizeof *own);
+    }
+    __m256i largest = _mm256_setzero_si256(), differ = largest; /* the bits have the order of the numbers; NaN is the largest */
+    for (int64_t g = 0; g < n; g += 16) {
+        const __m256i some = _mm256_loadu_si256((const __m256i *)(scales + g));
+        largest = _mm256_max_epu16(largest, _mm256_and_si256(some, _mm256_set1_epi16(0x7fff)));
+    }
+    const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    /* An instruction finds the smallest of eight. */
+    const uint32_t bits = ~(uint32_t)_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)))) << 16;
+    float most;
+    memcpy(&most, &bits, 4);
+    const float one = most / MOST_STEPS, per_unit = most > 0.0f ? MOST_STEPS / most : 0.0f;
+    *unit = one;
+    if (bits_of(one) & 0xfff || !(one < INFINITY)) return false; /* 12 bits at most */
+    const __m256 units = _mm256_set1_ps(one), inverse = _mm256_set1_ps(per_unit);
+    for (int64_t g = 0; g < n; g += 16) {
+        const __m256i both = _mm256_loadu_si256((const __m256i *)(scales + g));
+        const __m256i even = _mm256_slli_epi32(both, 16), odd = _mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000));
+        const __m256i even_steps = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(even), inverse));
+        const __m256i odd_steps = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(odd), inverse));
+        const __m256 even_again = _mm256_mul_ps(_mm256_cvtepi32_ps(even_steps), units);
+        const __m256 odd_again = _mm256_mul_ps(_mm256_cvtepi32_ps(odd_steps), units);
+        differ = _mm256_or_si256(differ, _mm256_xor_si256(_mm256_castps_si256(even_again), even));
+        differ = _mm256_or_si256(differ, _mm256_xor_si256(_mm256_castps_si256(odd_again), odd));
+        _mm256_storeu_si256((__m256i *)(at + g), _mm256_blend_epi16(even_steps, _mm256_slli_epi32(odd_steps, 16), 0xaa));
+    }
+    return _mm256_testz_si256(differ, differ);
+}
+INLINE bool find_panel_steps(const linear *l, int64_t column, int64_t channels) {
+    const int64_t n = l->num_groups;
+    const uint16_t *scales = (const uint16_t *)l->numbers.scale + column * n; /* of bfloat16 */
+    bool have = true;
+    for (int64_t i = 0; have && i < channels; i++, scales += n)
+        have = l->numbers.dtype == 2 ? find_bfloat_steps(scales, n, steps.at[i], &steps.units[i])
+                                     : find_steps_as(l, column + i, steps.at[i], &steps.units[i], false);
+    return have;
+}
+
+/* A group's step as words, or those of two groups of 32 inputs. */
+INLINE __m256i step_words(const uint16_t *at, const int64_t size) {
+    if (size > 32) return _mm256_set1_epi16((int16_t)*at);
+    int32_t two;
+    memcpy(&two, at, 4);
+    const int64_t first = 0x0100010001000100, second = 0x0302030203020302;
+    return _mm256_shuffle_epi8(_mm256_set1_epi32(two), _mm256_set_epi64x(second, second, first, first));
+}
+
+/* A token i by a channel j: sums of lo and of hi, each group's times its step. */
+#define CLEAR_STEPPED(i, j) __m256i lo##i##j = {}, hi##i##j = {};
+#define MULTIPLY_STEPPED(i, j)                                                                     \
+    {                                                                                              \
+        const int8_t *own = x + i * row_bytes;                                                     \
+        __m256i some = byte_products(first, own);                                                  \
+        if (size == 128) some = _mm256_add_epi16(some, byte_products(second, own + x_block));      \
+        lo##i##j = _mm256_add_epi32(lo##i##j, _mm256_madd_epi16(some, step));                      \
+        INTEGERS_IN_REGISTER(lo##i##j);                                                            \
+        if (is_split) {                                                                            \
+            some = byte_products(first, own + BYTE_BLOCK);                                         \
+            if (size == 128) some = _mm256_add_epi16(some, byte_products(second, own + x_block + BYTE_BLOCK)); \
+            hi##i##j = _mm256_add_epi32(hi##i##j, _mm256_madd_epi16(some, step));                  \
+            INTEGERS_IN_REGISTER(hi##i##j);                                                        \
+        }                                                                                          \
+    }
+INLINE int64_t sum_of_lanes(__m256i v) {
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+#define ADD_STEPPED(i, j) sums[j][i] += sum_of_lanes(lo##i##j) + (is_split ? 256 * sum_of_lanes(hi##i##j) : 0);
+#define TOKENS_4(DO, j) TOKENS_3(DO, j) DO(3, j)
+#define CHANNELS_1(DO, R) DO(R, 0)
+#define CHANNELS_2(DO, R) DO(R, 0) DO(R, 1)
+#define CHANNELS_4(DO, R) CHANNELS_2(DO, R) DO(R, 2) DO(R, 3)
+#define CLEAR_CHANNEL(R, j) TOKENS_##R(CLEAR_STEPPED, j)
+#define STEPPED_CHANNEL(R, j)                                                                      \
+    {                                                                                              \
+        const int8_t *codes = w + j * stride;                                                      \
+        const code_bytes first = code_bytes_at(codes), second = code_bytes_at(codes + (size == 128 ? 32 : 0)); \
+        const __m256i step = step_words(steps.at[(place + j) % STEPPED_CHANNELS] + g, size);                            \
+        TOKENS_##R(MULTIPLY_STEPPED, j)                                                            \
+    }
+#define ADD_CHANNEL(R, j) TOKENS_##R(ADD_STEPPED, j)
+
+/* R tokens by C channels, `stride` bytes apart, whose steps are at `place`: the groups from g to g_end. */
+typedef void (*stepped_fn)(const int8_t *x, int64_t row_bytes, const int8_t *w, int64_t stride, int place, int64_t g,
+                           int64_t g_end, int64_t (*sums)[STEPPED_TOKENS]);
+#define DEFINE_STEPPED(R, C, of_size, of_split)                                                    \
+    NOINLINE void stepped_##R##_##of_size##_##of_split(const int8_t *x, int64_t row_bytes, const int8_t *w, int64_t stride, \
+                                                       int place, int64_t g, int64_t g_end,        \
+                                                       int64_t (*sums)[STEPPED_TOKENS]) {          \
+        enum { size = of_size, is_split = of_split };                                              \
+        const int64_t x_block = is_split ? 2 * BYTE_BLOCK : BYTE_BLOCK, at_once = size == 32 ? 2 : 1; \
+        const int64_t bytes = at_once * size / 2;                                                  \
+        const code_fetch fetch = next_codes(w, C, stride);                                         \
+        CHANNELS_##C(CLEAR_CHANNEL, R)                                                             \
+        for (int64_t k = 0; g < g_end; g += at_once, k += bytes, w += bytes, x += bytes * x_block / 32) { \
+            fetch_codes(fetch, C * k, C * bytes);                                                  \
+            CHANNELS_##C(STEPPED_CHANNEL, R)                                                       \
+        }                                                                                          \
+        CHANNELS_##C(ADD_CHANNEL, R)                                                               \
+    }
+#define DEFINE_STEPPED_OF(R, C)                                                                    \
+    DEFINE_STEPPED(R, C, 32, 0) DEFINE_STEPPED(R, C, 32, 1) DEFINE_STEPPED(R, C, 64, 0)            \
+    DEFINE_STEPPED(R, C, 64, 1) DEFINE_STEPPED(R, C, 128, 0) DEFINE_STEPPED(R, C, 128, 1)
+#define STEPPED_OF(R)                                                                              \
+    {{stepped_##R##_32_0, stepped_##R##_32_1}, {stepped_##R##_64_0, stepped_##R##_64_1},           \
+     {stepped_##R##_128_0, stepped_##R##_128_1}}
+DEFINE_STEPPED_OF(1, 4)
+DEFINE_STEPPED_OF(2, 2)
+DEFINE_STEPPED_OF(3, 1)
+DEFINE_STEPPED_OF(4, 1)
+static const stepped_fn stepped_tiles[STEPPED_TOKENS][3][2] = {STEPPED_OF(1), STEPPED_OF(2), STEPPED_OF(3), STEPPED_OF(4)};
+
+/* What corrections add to a channel's sum: theirs times the steps. 12 bits of each correction and its other bits lie apart,
+ * as 16-bit integers. */
+static _Thread_local int16_t low_bits[MOST_STEPPED_GROUPS], high_bits[MOST_STEPPED_GROUPS];
+INLINE void part_corrections(const int32_t *restrict corrections, int64_t n) {
+    for (int64_t g = 0; g < n; g++) low_bits[g] = corrections[g] & 4095, high_bits[g] = (int16_t)(corrections[g] >> 12);
+}
+INLINE int64_t stepped_correction(const uint16_t *restrict at, int64_t n) {
+    int32_t low = 0, high = 0;
+    for (int64_t g = 0; g < n; g++) low += (int16_t)at[g] * low_bits[g], high += (int16_t)at[g] * high_bits[g];
+    return low + (int64_t)high * 4096;
+}
+
+/* Some tokens by channels whose steps have been found. */
+static void stepped_tokens(const linear *l, int64_t token, int tokens, int64_t column, int64_t channels) {
+    const activations *a = l->a;
+    const int64_t n = l->num_groups, in_row = 2 * a->padded, at_once = STEPPED_TOKENS / tokens;
+    const int64_t groups = tokens == 1 ? n : STEPPED_BYTES / (2 * tokens) / 128 * 128 / a->group_size;
+    const int8_t *w = l->qweight + column * l->row_bytes, *x = bytes_of_token(a, token);
+    const stepped_fn add = stepped_tiles[tokens - 1][a->group_size / 64][a->is_split];
+    int64_t sums[STEPPED_CHANNELS][STEPPED_TOKENS] = {{0}};
+    for (int64_t g = 0, g_end; g < n; g = g_end) {
+        const int64_t k = g * a->group_size, whole = channels - channels % at_once;
+        const int8_t *own = x + (a->is_split ? 2 * k : k);
+        g_end = MIN(g + groups, n);
+        for (int64_t c = 0; c < whole; c += at_once)
+            add(own, in_row, w + c * l->row_bytes + k / 2, l->row_bytes, (int)c, g, g_end, sums + c);
+        for (int64_t c = whole; c < channels; c++) { /* in place of others, the same weights again */
+            int64_t one[CHANNELS][STEPPED_TOKENS] = {{0}};
+            add(own, in_row, w + c * l->row_bytes + k / 2, 0, (int)c, g, g_end, one);
+            for (int i = 0; i < tokens; i++) sums[c][i] += one[0][i];
+        }
+    }
+    for (int i = 0; i < tokens; i++) {
+        float *y = l->y + (token + i) * l->out_features + column;
+        part_corrections(a->corrections + (token + i) * n, n);
+        for (int64_t c = 0; c < channels; c++) {
+            const int64_t sum = sums[c][i] + stepped_correction(steps.at[c], n);
+            y[c] = scaled(sum, a->token_scales[token + i], steps.units[c]);
+            if (l->bias) y[c] += l->bias[column + c];
+        }
+    }
+}
+
+/* At most STEPPED_CHANNELS channels. False: some of them have no steps, and nothing is computed. */
+static bool stepped_panel(const linear *l, int64_t column, int64_t channels) {
+    const int64_t num_tokens = l->a->num_tokens;
+    if (!find_panel_steps(l, column, channels)) return false;
+    for (int64_t t = 0; t < num_tokens; t += STEPPED_TOKENS)
+        stepped_tokens(l, t, (int)MIN(STEPPED_TOKENS, num_tokens - t), column, channels);
+    return true;
+}
