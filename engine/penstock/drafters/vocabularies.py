@@ -30,6 +30,6 @@ def check_sizes(small: int, large: int) -> None:
     if abs(small - large) > MOST_PADDING:
         raise ConfigError(
             f"the draft model has another vocabulary: {small} tokens, and {large} in the model that it "
-            f"should draft for. {_ADVICE}; if one model only adds tokens to the other's, name folders of both with "
-            "their tokenizers"
+            f"should draft for. {_ADVICE}; if one model only adds tokens to the other's, name folders of "
+            "both with their tokenizers"
         )
