@@ -208,6 +208,17 @@ class EngineConfig:
         return 2 if self.activations == "int16" else 1
 
     @property
+    def guessing_fields(self) -> tuple[str, ...]:
+        """The names of the fields that ask for guesses of a certain source."""
+        asked = {
+            "draft_model": self.draft_model is not None,
+            "mtp": self.mtp == "on",
+            "draft_with_planes": self.draft_with_planes,
+            "draft_with_eagle3": self.draft_with_eagle3,
+        }
+        return tuple(name for name, is_asked in asked.items() if is_asked)
+
+    @property
     def spill_folder(self) -> str | None:
         """Where keys and values lie that have no room in memory; None: they have to have room. Upper planes
         that guess need all of a sequence in memory."""
@@ -283,21 +294,19 @@ class EngineConfig:
             )
 
     def _check_what_guesses(self) -> None:
-        if self.mtp == "on" and (self.draft_model is not None or self.speculation == "off"):
-            other = "speculation is off" if self.draft_model is None else "a draft model guesses"
-            raise ConfigError(f"mtp is 'on', and {other}; leave one of the two out")
-        if self.draft_with_planes and (
-            self.mtp == "on" or self.draft_with_eagle3 or self.speculation == "off"
-        ):
+        if self.speculation == "off" and (given := self.guessing_fields):
             raise ConfigError(
-                "draft_with_planes has the model's upper planes guess; leave out mtp 'on', draft_with_eagle3 "
-                "and speculation 'off'"
+                f"speculation is 'off', which has no guesses: leave {' and '.join(given)} out, or speculation"
             )
-        if self.draft_with_eagle3 and (self.draft_model is None or self.speculation == "off"):
+        if self.mtp == "on" and self.draft_model is not None:
+            raise ConfigError("mtp is 'on', and a draft model guesses; leave one of the two out")
+        if self.draft_with_planes and (self.mtp == "on" or self.draft_with_eagle3):
             raise ConfigError(
-                "draft_with_eagle3 says of draft_model that it is an EAGLE-3 head: name it, and leave "
-                "speculation 'off' out"
+                "draft_with_planes has the model's upper planes guess; leave out mtp 'on' and "
+                "draft_with_eagle3"
             )
+        if self.draft_with_eagle3 and self.draft_model is None:
+            raise ConfigError("draft_with_eagle3 says of draft_model that it is an EAGLE-3 head: name it")
 
     def _check_what_keeps_keys_and_values(self) -> None:
         sizes = (self.kv_cache_bytes, self.num_kv_tokens, self.kv_cache_share)

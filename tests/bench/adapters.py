@@ -70,7 +70,7 @@ def step_s(engine: Engine, adapters: Sequence[Adapter | None]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], epilog=METHOD, formatter_class=argparse.RawTextHelpFormatter
+        description=__doc__.split("\n\n")[0], epilog=METHOD, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--shape", default="tinyllama-1.1b")
     parser.add_argument("--weights", choices=("int8", "int4"), default="int8")

@@ -102,7 +102,7 @@ def _report(shapes: Sequence[str], result: dict[str, float]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--build", help="avx512, avx2 or generic; default: the best")
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=[*SHAPES])

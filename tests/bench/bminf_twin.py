@@ -208,7 +208,7 @@ def decode(model: Model, num_steps: int) -> tuple[list[list[int]], list[float]]:
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", default="solar-10.7b")
     parser.add_argument("--device-memory", type=parse_bytes, default=6 << 30)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])

@@ -43,7 +43,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", default="tinyllama-1.1b")
     parser.add_argument("--weights", choices=("int8", "int4"), default="int8")
     parser.add_argument("--peers", nargs="*", choices=("llama.cpp",), default=[])

@@ -87,7 +87,7 @@ KINDS = {"disk": disk_s, "fresh memory": fresh_s, "first token": first_token_s}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cache", type=Path, default=CACHE)

@@ -105,7 +105,7 @@ def measure(folder: Path, rounds: int, sizes: dict[str, float]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "penstock-convert-pickle"))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--make", action="store_true", help=argparse.SUPPRESS)

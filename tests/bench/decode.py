@@ -300,7 +300,7 @@ def engine_kernels(engine: Engine) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--activations", choices=("int16", "int8"), default="int16")
     parser.add_argument("--kernels", choices=("auto", "native", "torch"), default="auto")
     parser.add_argument("--shape", default="tinyllama-1.1b")

@@ -83,7 +83,7 @@ def tokens_in_a_sweep(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--tokens", type=int, default=120)
     parser.add_argument("--planes", action="store_true")
     parser.add_argument("--two-levels", action="store_true")

@@ -185,7 +185,7 @@ def compare(engine: Engine, kind: str, num_seqs: int, num_tokens: int, num_round
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--host-memory-gib", type=float, help="stream what does not fit")
     parser.add_argument("--sequences", nargs="*", type=int, default=(1, 4, 8, 32))

@@ -24,7 +24,7 @@ ROUNDS = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--texts", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128, help="of each text")
     parser.add_argument("--threads", type=int, default=2)

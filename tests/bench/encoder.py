@@ -72,7 +72,7 @@ def sweep(engine: Engine, watch: Stopwatch, seed: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--host-memory-gib", type=float, default=6)
     parser.add_argument("--rounds", type=int, default=5)

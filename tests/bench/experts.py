@@ -60,7 +60,7 @@ def step_s(kernels: ExpertKernels, experts: list[GatedExpert], num_tokens: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--weights", choices=("int8", "int4"), default="int4")
     parser.add_argument("--build", choices=compiled_builds())
     options = parser.parse_args()

@@ -250,7 +250,7 @@ def rivals_of(both: Forced, whole: list[int]) -> list[Forced]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("target", type=Path)
     parser.add_argument("draft", type=Path)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[])

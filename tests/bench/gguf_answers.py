@@ -193,7 +193,7 @@ def types_of(path: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--kinds", nargs="+", default=KINDS)

@@ -210,7 +210,7 @@ def report(results: dict[str, Any], rates: dict[str, float], int_mm: dict[str, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--activations", choices=("int16", "int8"), default="int16")
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     options = parser.parse_args()

@@ -67,7 +67,7 @@ def measure(url: str, num_choices: int, num_probes: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="latency of /health under load")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--model", default="demo")
     parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--streams", type=int, default=8, help="answers generated at the same time")

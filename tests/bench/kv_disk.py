@@ -192,7 +192,7 @@ def preempted(engine: Engine, num_tokens: int, seed: int) -> tuple[float, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="keys and values on disk")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("what", choices=("restart", "writing", "chat", "preempt"))
     parser.add_argument("model", help="a converted folder")
     parser.add_argument("--kv-disk", type=Path, required=True)

@@ -88,7 +88,7 @@ def tell(engine: Engine, found: list[StepStats]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="contexts that are longer than the KV cache")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("model", type=Path, help="a converted folder")
     parser.add_argument("--kv-spill", help="default: a folder beside the model's")
     parser.add_argument("--host-memory", type=parse_bytes)

@@ -63,7 +63,7 @@ def samples(folder: Path, num_bytes: int, num_steps: int) -> tuple[list[float], 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:

@@ -277,7 +277,7 @@ def report(name: str, two: dict[str, Any], one: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--host-memory", type=parse_bytes, required=True, help="of each machine")
     parser.add_argument("--tokens", type=int, default=16)

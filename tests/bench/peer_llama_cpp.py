@@ -103,7 +103,7 @@ def answer(llama: Llama) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="decode steps of llama.cpp with random weights")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", default="solar-10.7b")
     parser.add_argument("--folder", type=Path, default=SHAPES)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32])

@@ -77,7 +77,7 @@ def rounds(process: LimitedProcess, num_guesses: int, rate: float, number: int, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", default="solar-10.7b")
     parser.add_argument("--draft-shape", default="tinyllama-1.1b")
     parser.add_argument("--folder", type=Path, default=SHAPES)

@@ -119,7 +119,7 @@ def encode_s(model: Any, vocab_size: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="decode steps of peers that offload, with random weights")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("peer", choices=("accelerate", "airllm"))
     parser.add_argument("--shape", default="solar-10.7b")
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "penstock" / "shapes")

@@ -112,7 +112,7 @@ def compare(int8: Any, draft: Any, ids: Tensor) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Agreement of upper planes with INT8.")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     arguments = parser.parse_args()

@@ -39,7 +39,7 @@ def pass_s(planes: PlanesDrafter, sequence: Sequence, num_places: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("target", type=Path)
     parser.add_argument("--host-memory-gib", type=float, default=6.5)
     parser.add_argument("--rounds", type=int, default=3)

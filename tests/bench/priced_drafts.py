@@ -147,7 +147,7 @@ def told(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--pass-s", type=float, nargs=2, default=(0.122, 0.033), metavar=("FIRST", "FURTHER"))
     parser.add_argument(
         "--level-s", type=float, nargs=2, default=(0.021, 0.002), metavar=("FIRST", "FURTHER")

@@ -80,7 +80,7 @@ def num_bytes(matrix: Matrix) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="INT8 products: GB/s of weights and GOPS")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--rows", type=int, default=14336)
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--build", choices=compiled_builds(), help="of cpu.c; the best one unless told")

@@ -309,9 +309,7 @@ def one_chunk(sample: bytes) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="the server's own time: streams of an engine that takes none"
-    )
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--streams", type=int, default=64, help="connections at the same time")
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=128, help="per answer")

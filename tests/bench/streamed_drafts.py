@@ -140,7 +140,7 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="of the larger model")
     parser.add_argument("--drafts", nargs="*", default=["demo"], help="draft models")
     parser.add_argument("--kinds", nargs="*", default=["chat", "completion", "copies"])

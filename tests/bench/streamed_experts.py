@@ -139,7 +139,7 @@ def told(seconds: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", default="qwen3-30b-a3b")
     parser.add_argument("--memory", type=float, default=6.0, metavar="GIB", help="limit of each process")
     parser.add_argument(

@@ -50,7 +50,7 @@ def compare(engine: Engine, num_seqs: int, num_steps: int, vocab_size: int) -> t
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shape", default="tinyllama-1.1b")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--weights", default="int8", choices=("int8", "int4"))

@@ -8,7 +8,9 @@ import ctypes
 import functools
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from penstock.kernels import Matrix, choose_kernels
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.int4_tensor import StackedMatrix
+from penstock.kernels.shared import crossing
 from penstock.kernels.shared.crossing import HEAD_BYTES, MAX_HANDED, open_crossing
 from penstock.memory.handover.cuda_handover import CROSSING_BYTES
 from penstock.memory.lane import find_lane
@@ -37,6 +40,17 @@ IN, OUT = 256, 80
 def card() -> Iterator[PretendedCard]:
     with engines.card_with_kernels() as card:
         yield card
+
+
+def test_c_and_python_have_the_same_numbers() -> None:
+    """Memory that one of the two laid out otherwise would be read as something else."""
+    header = (Path(crossing.__file__).parents[1] / "cpu" / "crossing.h").read_text()
+    in_c = {name: int(value) for name, value in re.findall(r"\b([A-Z_]+) = (-?\d+)\b", header)}
+    assert in_c["MAX_HANDED"] == crossing.MAX_HANDED and in_c["CROSSING_FULL"] == crossing.FULL
+    assert in_c["CROSSING_HEAD"] == crossing.HEAD_BYTES and in_c["ROUND_FLOATS"] == crossing.ROUND_FLOATS
+    members = {name: body.count(";") for body, name in re.findall(r"typedef struct {([^}]*)} (\w+);", header)}
+    assert members["handed_part"] == crossing.PART_NUMBERS
+    assert len(crossing.DRIVER_FUNCTIONS) == members["crossing_driver"]
 
 
 def fetch_of(device: torch.device) -> Callable[[int, Tensor], None]:

@@ -159,8 +159,12 @@ def test_a_config_names_it(tiny_llama: Path, other: Path) -> None:
     with Engine.load(tiny_llama, EngineConfig(draft_model=str(other), host_memory_bytes=1 << 28)) as engine:
         used = engine.draft_model.plan.host_used_bytes  # type: ignore[union-attr]
         assert engine.plan.host_budget_bytes == (1 << 28) - used
-    with Engine.load(tiny_llama, EngineConfig(draft_model=str(other), speculation="off")) as engine:
-        assert engine.draft_model is None
+
+
+def test_a_model_without_guesses_has_no_draft_model() -> None:
+    for values in ({"draft_model": "other"}, {"draft_model": "other", "draft_with_eagle3": True}):
+        with pytest.raises(ConfigError, match=f"no guesses: leave {' and '.join(values)} out"):
+            EngineConfig(speculation="off", **values)  # type: ignore[arg-type]
 
 
 def test_what_can_not_draft_is_refused(tiny_llama: Path, tmp_path: Path) -> None:

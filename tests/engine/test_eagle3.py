@@ -17,13 +17,14 @@ from test_mtp import CASES, MEASURED, PARAMS, Heard
 
 from penstock.config import EngineConfig
 from penstock.drafters.eagle3_drafter import Eagle3Drafter
-from penstock.drafters.eagle3_plan import PlannedEagle3
+from penstock.drafters.eagle3_plan import PlannedEagle3, check_target, read_eagle3
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError, UnsupportedModel
 from penstock.generation.drafting.speculation import Speculation
 from penstock.memory.pages import PAGE
 from penstock.model.heads.eagle3 import ABSENT, Eagle3, is_eagle3
 from penstock.model.registry import open_model
+from penstock.weights.checkpoints.formats import read_config
 
 
 class Pair(NamedTuple):
@@ -137,13 +138,11 @@ def test_what_can_not_be_had_is_refused(pair: Pair, tiny_llama: Path, tmp_path: 
     asked = {"draft_model": str(pair.head), "allow_pickle": True, "device": "cpu"}
     with pytest.raises(UnsupportedModel, match="behind the layers 0, 2, 3.* the model has 3"):
         Engine.load(tiny_llama, EngineConfig(**asked))  # type: ignore[arg-type]
-    planned = PlannedEagle3.open(EngineConfig(**asked))  # type: ignore[arg-type]
-    assert planned is not None
+    head = read_eagle3(read_config(pair.head))
     opened = open_model(pair.model)
     for numbers in ({"vocab_size": 300}, {"hidden_size": 128}):
         with pytest.raises(ConfigError, match="made for another model"):
-            planned.check_target(replace(opened.spec, **numbers))
-    planned.close()
+            check_target("head", head, replace(opened.spec, **numbers))
     opened.store.close()
     with pytest.raises(UnsupportedModel, match="EAGLE-3 head, which guesses for another model"):
         open_model(pair.head, allow_pickle=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from penstock.config import EngineConfig
 from penstock.drafters.memory_beside import card_bytes, config_beside, machine_beside, plan_beside
+from penstock.drafters.vocabularies import check_tokens
 from penstock.errors import CapacityError, ConfigError, MemoryName
 from penstock.generation.drafting.asking import Place, Price
 from penstock.generation.drafting.expectation import Assumed, assumed_model
@@ -188,17 +189,8 @@ class DraftModel:
         return cls(loaded, planned.hardware)
 
     def share_vocabulary(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """Guess only tokens that the other model has. Raises ConfigError unless the two models have the same
-        tokens under the same ids. One may have more than the other: models pad their vocabularies."""
-        own = self.model.tokenizer
-        count = min(vocab_size, self._vocab_size, own.vocab_size, tokenizer.vocab_size)
-        for token_id in range(count):
-            mine, theirs = own.pieces([token_id]), tokenizer.pieces([token_id])
-            if mine != theirs:
-                raise ConfigError(
-                    f"the draft model has another vocabulary: token {token_id} is {mine[0]!r}, and "
-                    f"{theirs[0]!r} in the model that it should draft for. Take a model of the same family"
-                )
+        """Guess only tokens that the other model has. Raises what check_tokens() raises."""
+        check_tokens(self.model.tokenizer, tokenizer, min(vocab_size, self._vocab_size))
         self._vocab_size = min(self._vocab_size, vocab_size)
 
     def leave(

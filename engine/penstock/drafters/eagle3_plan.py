@@ -61,7 +61,7 @@ class PlannedEagle3(PlannedMTP):
 
     def begin(self, model: Model) -> Eagle3Drafter:
         """Load the head for the model that it was trained for, whose embedding it shares if it has none."""
-        self.check_target(model.spec)
+        check_target(self._name, self._spec, model.spec)
         embedding = model.executor.ends[0]
         shared = None if self._spec.has_embedding else SharedEnds(embedding.matrix("embedding"))
         loaded = begin_reading(self._planned, model.tokenizer, shared=shared)
@@ -72,22 +72,22 @@ class PlannedEagle3(PlannedMTP):
             loaded.model.close()
             raise
 
-    def check_target(self, spec: ModelSpec) -> None:
-        """Raises ConfigError unless the head was trained for a model with such numbers, and UnsupportedModel
-        for one with fewer layers."""
-        check_spec(spec, "have an EAGLE-3 head")
-        own = self._spec
-        made_for = {"tokens": own.vocab_size, "numbers in a hidden state": own.target_size}
-        given = {"tokens": spec.vocab_size, "numbers in a hidden state": spec.hidden_size}
-        shares = own.has_embedding or own.hidden_size == spec.hidden_size
-        if made_for != given or spec.row_size != spec.hidden_size or not shares:
-            what = " and ".join(f"{count} {name}" for name, count in made_for.items())
-            has = " and ".join(f"{count}" for count in given.values())
-            raise ConfigError(
-                f"the EAGLE-3 head {self._name} was made for another model: one with {what}; "
-                f"{spec.architecture} here has {has}. Take the head that was trained for this model"
-            )
-        own.layers_of(spec.num_layers)
+
+def check_target(name: str, head: Eagle3Spec, spec: ModelSpec) -> None:
+    """Raises ConfigError unless the head of this name was trained for a model with such numbers, and
+    UnsupportedModel for one with fewer layers."""
+    check_spec(spec, "have an EAGLE-3 head")
+    made_for = {"tokens": head.vocab_size, "numbers in a hidden state": head.target_size}
+    given = {"tokens": spec.vocab_size, "numbers in a hidden state": spec.hidden_size}
+    shares = head.has_embedding or head.hidden_size == spec.hidden_size
+    if made_for != given or spec.row_size != spec.hidden_size or not shares:
+        what = " and ".join(f"{count} {thing}" for thing, count in made_for.items())
+        has = " and ".join(f"{count}" for count in given.values())
+        raise ConfigError(
+            f"the EAGLE-3 head {name} was made for another model: one with {what}; "
+            f"{spec.architecture} here has {has}. Take the head that was trained for this model"
+        )
+    head.layers_of(spec.num_layers)
 
 
 def with_states(plan: MemoryPlan, spec: ModelSpec, num_tokens: int) -> MemoryPlan:

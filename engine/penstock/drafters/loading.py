@@ -52,7 +52,7 @@ def load_with_guesses(
         config, hardware = head.leave(config, hardware)
         if share is not None:
             raise ConfigError("a head that guesses is not for a model on several machines so far")
-    elif config.draft_model is not None and config.speculation != "off":
+    elif config.draft_model is not None:
         small = DraftModel.load(config.draft_model, config, source.offline, hardware)
         undo.callback(small.close)
         config, hardware = small.leave(config, hardware)
@@ -63,11 +63,6 @@ def load_with_guesses(
             source.cache_folder, source.spare, share,
         )  # fmt: skip
     undo.callback(loaded.model.close)
-    if loaded.model.pooling is not None and (guessing is not None or config.draft_with_planes):
-        raise ConfigError(
-            "a model that makes vectors or scores guesses no tokens: leave draft_model out, and "
-            "draft_with_planes, or set speculation to off"
-        )
     if head is not None:
         begun = head.begin(loaded.model)
         undo.callback(begun.close)

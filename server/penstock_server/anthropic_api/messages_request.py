@@ -238,6 +238,9 @@ class MessagesRequest(PromptRequest):
     cache_salt: CacheSalt | None = Field(
         None, description="Only prompts with the same salt share computed keys and values."
     )
+    speculation: bool | None = Field(
+        None, description="false: no guesses of the answer's tokens are computed ahead."
+    )
 
     # accepted without effect
     metadata: dict[str, Any] | None = None
@@ -263,4 +266,5 @@ class MessagesRequest(PromptRequest):
             response_format=schema,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            speculation=self.speculation,
         )

@@ -11,9 +11,8 @@ import random
 import statistics
 import sys
 import time
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from penstock import Engine, GenerationRequest, SamplingParams
 from penstock.config import INT4_GROUP_SIZE, EngineConfig
@@ -23,14 +22,13 @@ from penstock.model.known_shapes import find_shape
 from penstock.model.shapes import write_random
 from penstock.spec import ModelFootprint
 from penstock.text.tokenizer import NoText
-from penstock_server.commands.bench_drafts import check_drafts, drafts_lines, measure_drafts
+from penstock_server.commands.bench_drafts import check_drafts, measure_drafts
+from penstock_server.commands.bench_report import BenchReport, Measurement
 from penstock_server.commands.converting import ProgressBar
 from penstock_server.commands.planning.footprints import footprint_at
-from penstock_server.facade.figures import duration, rate
 from penstock_server.facade.inside import (
     draw_routing,
     expert_slots_are_full,
-    hardware_body,
     has_experts,
     longest_in_a_step,
     longest_sequence,
@@ -40,9 +38,8 @@ from penstock_server.facade.inside import (
     snapshot_of,
 )
 from penstock_server.facade.loading import engine_config, find_folder
-from penstock_server.facade.machine import hardware_lines, profile
+from penstock_server.facade.machine import profile
 from penstock_server.facade.needs import estimated_plan
-from penstock_server.facade.plan_table import served_plan_lines
 from penstock_server.settings.settings import Settings
 
 #: Tokens of each sequence before the timed steps, the number of timed steps, and tokens of the timed prompt.
@@ -51,36 +48,6 @@ CONTEXT, NUM_STEPS, PROMPT = 16, 5, 512
 NUM_EXPERT_STEPS = 24
 #: Most steps in which the slots of experts are filled.
 MOST_FILLING_STEPS = 200
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One kind of step: the median of the measured seconds, the prediction and the floor."""
-
-    name: str
-    num_tokens: int
-    seconds: float
-    predicted_s: float
-    floor_s: float
-    binding: str
-    streamed_bytes: float
-    stall_s: float
-    #: The share of the asked-for experts that were in memory, measured and predicted; None without experts.
-    hit_rate: float | None = None
-    predicted_hit_rate: float | None = None
-
-    @property
-    def line(self) -> str:
-        tokens_per_s, share = rate(self.num_tokens / self.seconds), self.floor_s / self.seconds
-        text = f"{self.name:20} {duration(self.seconds):>9}  {tokens_per_s:>8} tokens/s  "
-        text += f"{share:4.0%} of the floor ({self.binding}); predicted {duration(self.predicted_s)}"
-        if self.streamed_bytes:
-            gbps = self.streamed_bytes / self.seconds / 1e9
-            text += f"; {gbps:.2f} GB/s streamed, waited {duration(self.stall_s)}"
-        if self.hit_rate is not None and self.predicted_hit_rate is not None:
-            text += f"; experts {self.hit_rate:.1%} hits (predicted {self.predicted_hit_rate:.1%})"
-            text += f", {self.streamed_bytes / self.num_tokens / 2**20:.1f} MiB per token"
-        return text
 
 
 def run_bench(
@@ -101,6 +68,7 @@ def run_bench(
     check_step(sequences, config)
     if with_drafts:
         check_drafts(config)
+    tokenizer = _tokenizer(shape, config)
     folder = _random_folder(settings, shape) if shape else find_folder(settings)
     size = footprint_at(folder, config)
     popularity = _popularity(popularity, shape, size)
@@ -110,7 +78,7 @@ def run_bench(
     with Engine.load(
         folder,
         config,
-        tokenizer=_tokenizer(shape, config),
+        tokenizer=tokenizer,
         hardware=hardware,
         is_patient=False,
         cache_folder=settings.cache_dir,
@@ -119,31 +87,18 @@ def run_bench(
         first_token_s = _first_token(engine, started)
         if routing:
             _fill_slots(engine)
-        found = [_decode(engine, number) for number in sequences]
+        steps = [_decode(engine, number) for number in sequences]
         if with_prompt:
-            found.append(_prompt(engine))
+            steps.append(_prompt(engine))
         drafts = [measure_drafts(engine, number) for number in sequences] if with_drafts else []
         plan = served_plan_of(engine)
-        data: dict[str, Any] = {
-            "bench": shape or settings.model,
-            "first_token_s": first_token_s,
-            "steps": [asdict(step) for step in found],
-            "drafts": [asdict(each) for each in drafts],
-            "expert_popularity": popularity if routing else None,
-            "hardware": hardware_body(hardware).model_dump(),
-            "host_budget_bytes": plan.host_budget_bytes,
-            "peak_rss_bytes": _peak_rss_bytes(),
-        }
-        if not is_json:
-            print("\n".join([*served_plan_lines(plan), "", *hardware_lines(hardware), ""]))
-            if routing:
-                print(f"experts are chosen by this popularity: {routing}")
-            print(f"first token {first_token_s:.2f} s after the start of loading")
-            print("\n".join(step.line for step in found))
-            print("\n".join(["no step above has guesses", *drafts_lines(drafts)]))
-            peak = data["peak_rss_bytes"] / 2**30
-            print(f"peak memory of the process {peak:.2f} GiB, Python and torch included")
-    print(json.dumps(data))
+        report = BenchReport(
+            shape or settings.model, first_token_s, steps, drafts, popularity, routing, plan, hardware,
+            _peak_rss_bytes(),
+        )  # fmt: skip
+    if not is_json:
+        print("\n".join(report.lines))
+    print(json.dumps(report.data))
     return 0
 
 

@@ -17,6 +17,12 @@ _LOADING = frozenset(
     }
 )
 
+#: Options with the name and meaning of a field of a chat request.
+_OF_CHAT = (
+    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "stop"),
+    "speculation",
+)
+
 
 class Options(BaseModel):
     """Unknown options are left out, as by Ollama, and named in the header X-Penstock-Ignored."""
@@ -37,6 +43,9 @@ class Options(BaseModel):
         None, description="The most tokens of the answer; 0 and less: as many as the context has room for."
     )
     num_ctx: int | None = Field(None, description="Without effect: the server's context has its own size.")
+    speculation: bool | None = Field(
+        None, description="Penstock's own. false: no guesses of the answer's tokens are computed ahead."
+    )
 
     # samplers that Penstock does not have, with the values that turn them off
     typical_p: OnlyOne = None
@@ -46,8 +55,7 @@ class Options(BaseModel):
     @property
     def sampling(self) -> dict[str, Any]:
         """Fields of a chat request."""
-        names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "stop")
-        fields = {name: getattr(self, name) for name in names}
+        fields = {name: getattr(self, name) for name in _OF_CHAT}
         fields["repetition_penalty"] = None if self.repeat_last_n == 0 else self.repeat_penalty
         fields["seed"] = None if self.seed == -1 else self.seed
         fields["max_tokens"] = self.num_predict if self.num_predict and self.num_predict > 0 else -1

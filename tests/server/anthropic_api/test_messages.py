@@ -101,6 +101,14 @@ def test_a_message(client: Any, server: LiveServer, is_streamed: bool) -> None:
     assert usage.output_tokens == 7
 
 
+def test_guesses_can_be_turned_off(client: Any, server: LiveServer) -> None:
+    for body, expected in ({}, True), ({"speculation": False}, False), ({"speculation": None}, True):
+        ask(client, extra_body=body)
+        assert server.engine.streams[-1].params.speculation is expected
+    with pytest.raises(anthropic.BadRequestError, match="speculation"):
+        ask(client, extra_body={"speculation": "off"})
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_where_an_answer_ends(client: Any, is_streamed: bool) -> None:
     assert ask(client, is_streamed, max_tokens=3).stop_reason == "max_tokens"

@@ -36,9 +36,12 @@ def test_an_answer(client: TestClient, engine: FakeAsyncEngine, path: str) -> No
 
 
 def test_what_is_asked_of_the_sampler_arrives(client: TestClient, engine: FakeAsyncEngine) -> None:
-    respond(client, temperature=0.3, top_p=0.5, top_k=4, seed=1, stop=["x"], bad_words=["no"])
+    respond(
+        client, temperature=0.3, top_p=0.5, top_k=4, seed=1, stop=["x"], bad_words=["no"], speculation=False
+    )
     params = engine.streams[0].params
     assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.3, 0.5, 4, 1)
+    assert params.speculation is False
     assert params.stop == ("x",) and params.bad_words == (tuple(b"no"), tuple(b" no"))
 
 

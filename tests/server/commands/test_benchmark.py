@@ -112,13 +112,15 @@ def test_as_many_sequences_as_there_is_room_for(tmp_path: Path, capsys: pytest.C
     assert cli.main([*flags, "--sequences", "7", "--max-num-batched-tokens", "7", "--max-num-seqs", "7"]) == 0
 
 
-def test_a_draft_model_is_measured_with_its_vocabulary(capsys: pytest.CaptureFixture[str]) -> None:
-    """And refused where there is none to compare it with."""
+def test_a_draft_model_is_measured_with_its_vocabulary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And refused where there is none to compare it with, before weights are written."""
     flags = ["--no-prompt", "--draft-model", "demo", "--sequences", "1", "--json"]
     assert cli.main(["bench", "demo", "--drafts", *flags]) == 0
     assert json.loads(capsys.readouterr().out)["drafts"]
-    assert cli.main(["bench", "--shape", "tiny", *flags]) == 2
-    assert "weights without a tokenizer" in capsys.readouterr().err
+    assert cli.main(["bench", "--shape", "tiny", "--cache-dir", str(tmp_path), *flags]) == 2
+    assert "weights without a tokenizer" in capsys.readouterr().err and not [*tmp_path.iterdir()]
 
 
 def test_a_repository_is_looked_up_as_told(

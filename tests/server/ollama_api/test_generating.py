@@ -93,6 +93,14 @@ def test_a_chat(client: Any, server: LiveServer) -> None:
     assert (params.repetition_penalty, params.stop, params.max_tokens) == (1.1, ("END",), 30)
 
 
+def test_guesses_can_be_turned_off(client: Any, server: LiveServer) -> None:
+    for options, expected in ({}, True), ({"speculation": False}, False), ({"speculation": True}, True):
+        client.chat("tiny", HI, options=options)
+        assert last(server)[1].speculation is expected
+        client.generate("tiny", "Once", raw=True, options=options)
+        assert last(server)[1].speculation is expected
+
+
 def test_a_stream(client: Any) -> None:
     pieces = list(client.chat("tiny", HI, stream=True))
     assert [piece.message.content for piece in pieces] == ["Hel", "lo", "!", ""]
@@ -200,6 +208,7 @@ def test_errors_are_those_of_the_package(client: Any) -> None:
         ({"messages": [{"role": "tool", "content": "x", "tool_name": "weather"}]}, "no earlier call"),
         ({"messages": HI, "options": {"typical_p": 0.5}}, r"options\.typical_p"),
         ({"messages": HI, "options": {"temperature": "hot"}}, r"options\.temperature"),
+        ({"messages": HI, "options": {"speculation": "off"}}, r"options\.speculation"),
         ({"messages": [{"role": "user", "content": "fail"}]}, "engine has stopped"),
     ):
         with pytest.raises(ollama.ResponseError, match=said):

@@ -11,6 +11,7 @@ import pytest
 from penstock.config import EngineConfig, KVEventsConfig
 from penstock.errors import ConfigError
 from penstock.kernel_tuning import KernelTuning
+from penstock_server import cli
 from penstock_server.settings.settings import Settings
 from penstock_server.settings.sources import add_flags, make_settings
 from penstock_server.settings.speculative_config import SpeculativeConfig
@@ -87,7 +88,6 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         model_impl="penstock",
         ignore_unexpected_tensors=True,
         allow_pickle=True,
-        speculation="off",
         draft_model="draft",
         draft_device="cpu",
         runner="pooling",
@@ -113,6 +113,9 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         if field.name in ("num_kv_tokens", "kv_cache_share"):  # other ways to say kv_cache_bytes
             continue
         if field.name in OF_SPECULATIVE_CONFIG:
+            continue
+        if field.name == "speculation":  # "off" has no draft model
+            assert Settings(model="m", speculation="off").engine_config().speculation == "off"
             continue
         assert getattr(changed, field.name) != getattr(EngineConfig(), field.name), field.name
 
@@ -163,6 +166,27 @@ def test_speculative_config_reaches_the_engine() -> None:
         config(text, "--draft-model", "other")
     made = make_settings({"model": "m"}, {"PENSTOCK_SPECULATIVE_CONFIG": text})
     assert made.engine_config() == eagle3
+
+
+@pytest.mark.parametrize("command", ["serve", "plan", "bench"])
+def test_speculation_off_has_nothing_that_guesses(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that a user names is dropped without a word, wherever "off" comes from."""
+    ngram = '{"method": "ngram"}'
+    for flags, names in (
+        (("--draft-model", "demo"), "--draft-model"),
+        (("--mtp", "on"), "--mtp on"),
+        (("--speculative-config", ngram), "--speculative-config"),
+        (("--draft-model", "demo", "--speculative-config", ngram), "--draft-model and --speculative-config"),
+    ):
+        assert cli.main([command, "demo", "--speculation", "off", *flags]) == 2
+        assert f"--speculation off has no guesses: leave {names} out" in capsys.readouterr().err
+        monkeypatch.setenv("PENSTOCK_SPECULATION", "off")
+        assert cli.main([command, "demo", *flags]) == 2
+        assert f"leave {names} out" in capsys.readouterr().err
+        monkeypatch.delenv("PENSTOCK_SPECULATION")
+    assert settings_of("m", "--speculation", "off", "--mtp", "off").engine_config().mtp == "off"
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,14 @@
 #include <time.h>
 #include <unistd.h>
 
+/* crossing.py has the numbers of this file that it needs as well, and tests/engine/test_crossing.py compares them. */
+
 /* Products that are handed over and not computed: more than are launched ahead of a card. */
 enum { MAX_HANDED = 64 };
 /* Where the inputs begin; `asked` and `done` have a cache line each. */
 enum { CROSSING_HEAD = 128 };
+/* Results begin behind the inputs, at a multiple of so many floats: a cache line. */
+enum { ROUND_FLOATS = 16 };
 /* The thread looks so many times whether there is something to do, some milliseconds, and rests then: a card that takes
  * longer waits for a link or for a disk. */
 enum { LOOKS = 10 * SPINS, REST_NS = 50000 };
@@ -69,7 +73,8 @@ INLINE atomic_uint *crossing_done(crossing *c) { return (atomic_uint *)(c->memor
 
 INLINE float *crossing_inputs(crossing *c) { return (float *)(c->memory + CROSSING_HEAD); }
 INLINE float *crossing_results(crossing *c, const handed *h) {
-    return crossing_inputs(c) + (h->num_rows * h->parts->matrix->in_features + 15) / 16 * 16;
+    const int64_t num_inputs = h->num_rows * h->parts->matrix->in_features;
+    return crossing_inputs(c) + (num_inputs + ROUND_FLOATS - 1) / ROUND_FLOATS * ROUND_FLOATS;
 }
 
 /* All threads share the work of all parts, in one region that quantizes and one that multiplies: experts often have

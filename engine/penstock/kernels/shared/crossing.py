@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 DRIVER_FUNCTIONS = (
     "cuCtxSetCurrent", "cuMemcpyDtoHAsync_v2", "cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2",
 )  # fmt: skip
-#: As in crossing.h.
+#: As in crossing.h; a test compares them.
 MAX_HANDED, HEAD_BYTES, FULL, PART_NUMBERS = 64, 128, -1, 3
 FLOAT_BYTES, ROUND_FLOATS = 4, 16
 

@@ -14,6 +14,10 @@ def pooling_config(config: EngineConfig, spec: ModelSpec, pooling: PoolingSpec) 
     """The settings without guesses of tokens, in which a step has room for the longest text where every token
     sees the whole text; keys and values are needed for one step alone then. Blocks that other texts computed
     serve only where nothing but the last token's row is wanted. Raises ConfigError."""
+    if given := config.guessing_fields:
+        raise ConfigError(
+            f"a model that makes vectors or scores guesses no tokens: leave {' and '.join(given)} out"
+        )
     is_whole, config = spec.sees_prompt_both_ways, replace(config, speculation="off")
     if is_whole or pooling.kind != "last":
         if config.kv_disk is not None or config.kv_host_bytes is not None:

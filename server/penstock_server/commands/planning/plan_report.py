@@ -24,6 +24,7 @@ from penstock.model.registry import pooling_of, read_pooled_spec
 from penstock.spec import ModelFootprint
 from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock.weights.checkpoints.formats import read_config
+from penstock_server.commands.planning.drafted_pair import check_pair
 from penstock_server.commands.planning.footprints import footprint_at, footprint_of
 from penstock_server.commands.planning.other_machine import OtherMachine
 from penstock_server.commands.planning.planned_draft import (
@@ -64,6 +65,7 @@ def run_plan(
     size = footprint_at(folder, config) if folder else footprint_of(find_shape(shape or ""), config)
     config = pooled_config(folder, config) if folder else config
     check_kind(size, config)
+    check_pair(folder, shape, config, settings.offline)
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
     if folder and size.experts.count:
         size, notes = with_kept_uses(size, settings.cache_dir, folder)

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
@@ -37,13 +36,14 @@ from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.model.heads.eagle3 import Eagle3
-from penstock.model.known_shapes import SHAPES, find_shape
+from penstock.model.known_shapes import find_shape
 from penstock.model.registry import read_spec
 from penstock.model.shapes import footprint
 from penstock.spec import ModelFootprint
 from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_config
 from penstock.weights.store import planned_tensors
+from penstock_server.commands.planning.drafted_pair import is_shape
 from penstock_server.commands.planning.footprints import footprint_at, footprint_of
 from penstock_server.facade.needs import estimated_plan
 from penstock_server.settings.settings import Settings
@@ -107,7 +107,7 @@ def _draft_on(settings: Settings, hardware: HardwareProfile, config: EngineConfi
     """The draft model where this machine computes."""
     name, own = config.draft_model, _within(own_config(config), hardware, config)
     assert name is not None
-    if name.lower() in SHAPES and not Path(name).exists():
+    if is_shape(name):
         size = footprint_of(find_shape(name), own)
     elif names_eagle3(name, config, settings.offline):
         if config.draft_with_planes:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from conftest import save_byte_tokenizer, save_tiny_llama
 from penstock import kernels
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError
@@ -123,10 +124,48 @@ def test_a_converted_copy_is_planned(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_draft_model_that_can_not_serve(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["plan", "--shape", "solar-10.7b", "--host-memory", "3GiB", "--draft-model"]
-    assert cli.main([*flags, "minicpm4-8b"]) == 1
-    assert "draft model minicpm4-8b does not fit into 3.00 GiB" in capsys.readouterr().err
-    assert cli.main(["plan", "--shape", "solar-10.7b", "--draft-model", "cpm-2"]) == 2
-    assert "cpm-2 can't be a draft model: it encodes its prompts" in capsys.readouterr().err
+    assert cli.main([*flags, "solar-10.7b"]) == 1
+    assert "draft model solar-10.7b does not fit into 3.00 GiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shape", "draft", "words"),
+    [
+        ("solar-10.7b", "cpm-2", "can't be a draft model: it encodes its prompts"),
+        ("solar-10.7b", "lfm2-1.2b", "can't be a draft model: it has recurrent states"),
+        ("cpm-2", "tinyllama-1.1b", "can't have a draft model: it encodes its prompts"),
+        ("qwen3-next-80b-a3b", "qwen2.5-7b", "can't have a draft model: it has recurrent states"),
+        ("solar-10.7b", "gpt-j-6b", "another vocabulary: 50400 tokens, and 32000 in the model"),
+        ("qwen2.5-7b", "tinyllama-1.1b", "another vocabulary: 32000 tokens, and 152064 in the model"),
+    ],
+)
+def test_a_pair_that_serve_refuses(
+    shape: str, draft: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", "--shape", shape, "--draft-model", draft]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_models_of_one_vocabulary_may_be_padded(capsys: pytest.CaptureFixture[str]) -> None:
+    """Qwen2.5's of 7B has 152,064 rows, smaller ones 151,936; they have the same tokens."""
+    flags = ("plan", "--shape", "qwen2.5-7b", "--draft-model", "qwen3-8b", "--host-memory", "18GiB")
+    assert "draft model: " in run(capsys, *flags)
+
+
+def test_tokens_are_compared_where_both_have_tokenizers(
+    capsys: pytest.CaptureFixture[str], tiny_llama: Path, tmp_path: Path
+) -> None:
+    """A folder with as many tokens, one of which is another; and the same without a tokenizer."""
+    save_tiny_llama(tmp_path, vocab_size=300)
+    save_byte_tokenizer(tmp_path, num_merges=5)
+    tokens = tmp_path / "tokenizer.json"
+    flags = ["plan", str(tiny_llama), "--draft-model", str(tmp_path)]
+    assert cli.main(flags) == 0
+    tokens.write_text(tokens.read_text().replace('"a":', '"q8":').replace('"a b"', '"q8 b"'))
+    assert cli.main(flags) == 2
+    assert "another vocabulary: token " in capsys.readouterr().err
+    tokens.unlink()
+    assert cli.main(flags) == 0
 
 
 def test_an_eagle3_head(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -145,6 +184,9 @@ def test_an_eagle3_head(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     both = json.dumps({"method": "planes", "model": str(tmp_path)})
     assert cli.main([*flags, "--speculative-config", both]) == 2
     assert "EAGLE-3 head" in capsys.readouterr().err
+    other = ("plan", "--shape", "minicpm4-8b", "--draft-model", str(tmp_path))
+    assert cli.main([*other]) == 2
+    assert "was made for another model: one with 32000 tokens" in capsys.readouterr().err
     flags += ("--draft-model", str(tmp_path))
     data = json.loads(run(capsys, *flags, "--json"))
     layer = 2 * 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336
@@ -178,7 +220,7 @@ def test_a_draft_model_beside_a_model_on_a_card(capsys: pytest.CaptureFixture[st
     assert taken > 1e9 and data["draft_model"]["streamed_bytes"] == 0
     assert data["plan"]["device_budget_bytes"] == alone["device_budget_bytes"] - taken
     assert data["plan"]["device_used_bytes"] < alone["device_used_bytes"]
-    data = json.loads(run(capsys, *flags, "--draft-model", "minicpm4-8b"))
+    data = json.loads(run(capsys, *flags, "--draft-model", "llama-2-7b"))
     assert data["draft_model"]["device_used_bytes"] == 0 < data["draft_model"]["host_used_bytes"]
     assert data["plan"]["device_used_bytes"] == alone["device_used_bytes"]
 
