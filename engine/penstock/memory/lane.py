@@ -108,6 +108,13 @@ class Handover(Protocol):
         waits."""
 
 
+class Inlet(Protocol):
+    """The way of a step's inputs to where it is computed."""
+
+    def bring(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors there, for what is launched next. The host may change its own at once."""
+
+
 class Lane(Protocol):
     """A place that computes."""
 
