@@ -32,7 +32,14 @@ from penstock.memory.kept_tuning import tuning_of
 from penstock.memory.lane import Lane, find_lane
 from penstock.memory.machine_rates import Measure, hardware_profile, machine_key
 from penstock.memory.other_work import is_busy, now, others_share
-from penstock.memory.rates import CROSSING_INPUTS, crossing_s, device_gbps, measure_disk, memory_read_gbps
+from penstock.memory.rates import (
+    CROSSING_INPUTS,
+    crossing_s,
+    device_gbps,
+    launch_s,
+    measure_disk,
+    memory_read_gbps,
+)
 
 #: Products are measured with each of these numbers of tokens. They go through several matrices in turn, which
 #: together are larger than any last-level cache.
@@ -70,6 +77,7 @@ def measure_hardware(
                 device_kernels=f"{fingerprint(config, device)} on {card_identity(device)}",
                 device=functools.partial(device_rates, config, device, cache_folder),
                 crossing_s=functools.partial(card_crossing_s, lane, config, cache_folder),
+                launch_s=functools.partial(card_launch_s, lane, config, cache_folder),
             )
         spill_folder = None if config.spill_folder is None else Path(config.spill_folder)
         profile = hardware_profile(
@@ -121,6 +129,15 @@ def card_crossing_s(lane: Lane, config: EngineConfig, cache_folder: Path | None)
     """crossing_s() of the products that the config's kernels, and the processor's, share in a step."""
     fetch = getattr(choose_kernels(config, 1, lane.torch_device, cache_folder), "fetch", None)
     return crossing_s(lane, product=_small_product(_beside_a_card(config)), fetch=fetch)
+
+
+def card_launch_s(lane: Lane, config: EngineConfig, cache_folder: Path | None) -> float:
+    """launch_s() of a small kernel of the config's: a product of few tokens, which is two launches."""
+    kernels = choose_kernels(config, 1, lane.torch_device, cache_folder)
+    row = torch.zeros(1, CROSSING_INPUTS, device=lane.torch_device)
+    qweight = torch.zeros(16, CROSSING_INPUTS, dtype=torch.int8, device=lane.torch_device)
+    weight = QuantizedTensor(qweight, torch.ones(16, device=lane.torch_device))
+    return launch_s(lane, lambda: kernels.linear(row, weight)) / 2
 
 
 def _small_product(config: EngineConfig) -> HandedProduct | None:

@@ -15,7 +15,7 @@ from compiled import compiled
 from torch import Tensor
 
 from penstock.kernels.cuda.kernels import CudaKernels
-from penstock.kernels.cuda.launcher import SIGNATURES, Arguments
+from penstock.kernels.cuda.launcher import OPEN, SIGNATURES, Arguments, Prepared
 from penstock.kernels.cuda.nvrtc import source
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -55,6 +55,15 @@ class EmulatedLauncher:
         self.has_tensor_cores = False
         self._library = kernels or library()
         self.launched: list[str] = []
+
+    def prepare(self, name: str, grid: Sequence[int], num_threads: int, *values: object) -> Prepared:
+        def launch(*given: object) -> None:
+            left = iter(given)
+            filled = [next(left) if value is OPEN else value for value in values]
+            assert next(left, OPEN) is OPEN
+            self.launch(name, grid, num_threads, *filled)
+
+        return launch
 
     def launch(self, name: str, grid: Sequence[int], num_threads: int, *values: object) -> None:
         assert len(grid) <= 3 and all(size < 65536 for size in grid[1:]) and grid[0] < 2**31

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from penstock.kernels import choose_kernels
 from penstock.kernels.cuda import kept_check, self_check
 from penstock.kernels.cuda.kept_check import check_card
 from penstock.kernels.cuda.kernels import CudaKernels
-from penstock.kernels.cuda.launcher import SIGNATURES
+from penstock.kernels.cuda.launcher import SIGNATURES, CudaLauncher
 from penstock.kernels.int_mm import TorchKernels
+from penstock.kernels.reference import ReferenceKernels
 
 HOST = torch.device("cpu")
 #: Kernels of the other activations; and one for tensor cores, and one for long contexts on larger cards.
@@ -96,6 +98,21 @@ def card() -> Iterator[PretendedCard]:
         pytest.skip(str(missing()))
     with pretend() as card:
         yield card
+
+
+def test_fetching_is_checked_with_pinned_memory(card: PretendedCard) -> None:
+    """As in service; and with the card's own where none can be pinned."""
+    rows = torch.frombuffer(mmap.mmap(-1, 4096), dtype=torch.float32)
+    for is_refused in (False, True):
+        card.driver.refuses_to_pin = is_refused
+        with self_check.seen_by_card(rows, card.device) as (there, address):
+            assert (there is rows) == card.driver.is_registered(rows.data_ptr(), 4096) == (not is_refused)
+            assert address == there.data_ptr() and card.memory.holds(address) == is_refused
+        assert not card.driver.num_registered
+    card.driver.refuses_to_pin = False
+    kernels = CudaKernels(CudaLauncher(card.device, b"\x7fELF"))
+    (fetch,) = (case for case in self_check.cases(1) if case.name == "fetch")
+    assert torch.equal(fetch.call(kernels, card.device).cpu(), fetch.call(ReferenceKernels(), HOST))
 
 
 def test_a_card_is_checked_once(card: PretendedCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

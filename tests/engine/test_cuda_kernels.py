@@ -36,7 +36,7 @@ from torch import Tensor
 from penstock import kernels as choosing
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from penstock.kernels import Int4Tensor, Kernels, PlanesTensor, StackedMatrix, choose_kernels, int_mm
+from penstock.kernels import Int4Tensor, Kernels, Matrix, PlanesTensor, StackedMatrix, choose_kernels, int_mm
 from penstock.kernels.cuda import linear as cuda_linear
 from penstock.kernels.cuda import nvrtc
 from penstock.kernels.cuda.attention import SPLIT_KEYS
@@ -185,6 +185,52 @@ def test_every_product_equals_the_reference(
     assert torch.equal(y, ReferenceKernels(activations).linear(x, weight, bias))
     if isinstance(launcher, EmulatedLauncher):
         assert launcher.launched[-1] == f"{kernel}_{2 if activations == 'int16' else 1}"
+
+
+@pytest.mark.parametrize("name", ["INT8", "planes", "INT8 in groups", "INT4"])
+def test_products_lie_side_by_side_however_often_they_come(
+    launcher: EmulatedLauncher | CudaLauncher, name: str
+) -> None:
+    """Launches of few tokens are prepared at the second use of a matrix. What lies beside stays as it was."""
+    if isinstance(launcher, CudaLauncher):
+        pytest.skip("tensors of the host")
+    generator = torch.Generator().manual_seed(5)
+    mine, reference = CudaKernels(launcher), ReferenceKernels()
+    parts: list[Matrix] = [random_matrix(rows, 64, generator) for rows in (16, 33)]
+    if name == "planes":
+        parts = [PlanesTensor.of(each) for each in parts]  # type: ignore[arg-type]
+    elif name == "INT8 in groups":
+        parts = [QuantizedTensor(each.qweight, torch.rand(len(each.qweight), 2)) for each in parts]  # type: ignore[attr-defined]
+    elif name == "INT4":
+        codes = [
+            torch.randint(0, 256, (rows, 32), dtype=torch.uint8, generator=generator) for rows in (16, 33)
+        ]
+        parts = [Int4Tensor(each, torch.rand(len(each), 2).half(), 32, "signed") for each in codes]
+    bias = torch.randn(33, generator=generator)
+    for num_tokens in (1, 2, 1, 8, 9, 1, 2, 40, 8):
+        x = torch.randn(num_tokens, 70, generator=generator)[:, :64]
+        expected = [reference.linear(x, each) for each in parts]
+        whole = torch.full((num_tokens, 60), 7.0)
+        mine.write_products(x, parts, whole)
+        assert torch.equal(whole[:, :49], torch.cat(expected, dim=1)), num_tokens
+        assert (whole[:, 49:] == 7).all()
+        assert torch.equal(mine.linear(x, parts[1]), expected[1])
+        assert torch.equal(mine.linear(x, parts[1], bias), reference.linear(x, parts[1], bias))
+    kept = getattr(parts[0], "prepared", {})
+    assert len(kept) == (3 if name in ("INT8", "planes") else 0), "for 1, 2 and 8 tokens"
+
+
+def test_rows_are_fetched_with_gaps_between_them(launcher: EmulatedLauncher | CudaLauncher) -> None:
+    if isinstance(launcher, CudaLauncher):
+        pytest.skip("memory of the host")
+    kernels, source = CudaKernels(launcher), torch.randn(5, 300)
+    for _ in range(2):
+        y = torch.full((5, 400), 7.0)
+        kernels.fetch(source.data_ptr(), y[:, 50:350])
+        assert torch.equal(y[:, 50:350], source) and (y[:, :50] == 7).all() and (y[:, 350:] == 7).all()
+        line = torch.zeros(1500)
+        kernels.fetch(source.data_ptr(), line)
+        assert torch.equal(line.view(5, 300), source)
 
 
 @pytest.mark.parametrize("activations", ["int16", "int8"])

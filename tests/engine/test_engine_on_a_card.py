@@ -252,6 +252,8 @@ def test_a_crossing_is_measured_with_a_handover(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(handover, "begin", counted)
         assert rates.crossing_s(lane, rounds=1) > 0
         assert rows == [1] * 2 * rates.NUM_CROSSINGS and not card.races.found
+        assert measure.card_launch_s(lane, EngineConfig(device="cuda:0"), None) > 0
+        assert card.driver.num_launches["gemv_1_2"] > rates.NUM_LAUNCHES
 
 
 def test_a_card_that_is_not_there(model: Path) -> None:

@@ -307,6 +307,19 @@ def test_the_way_from_a_card_and_back_is_measured_once(tmp_path: Path) -> None:
     assert hardware_profile(None, measure, cache, device=CARD).lane.crossing_s == 20e-6
 
 
+def test_a_launch_is_measured_once(tmp_path: Path) -> None:
+    cache = tmp_path / "hardware.json"
+    rates = {"memory_gbps": 3.0, "host_to_device_gbps": 2.0, "int8_gops": 1.0}
+    times = [9e-6, 5e-6, 7e-6]
+    measure = replace(IDLE, device=lambda: rates, launch_s=times.pop)
+    for _ in range(2):
+        assert hardware_profile(None, measure, cache, device=CARD).lane.launch_s == 7e-6
+    for _ in range(2):
+        hardware_profile(None, measure, cache, is_forced=True, device=CARD)
+    assert not times and hardware_profile(None, measure, cache, device=CARD).lane.launch_s == 5e-6
+    assert kept_rates.far_below({"launch_s": 5e-6}, {"launch_s": 9e-6}) == ["9 us for a launch instead of 5"]
+
+
 def test_a_card_whose_crossing_fails_serves_with_the_assumed_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,6 +16,7 @@ from penstock.memory.planning.cards import find_card
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.planner import plan_memory
 from penstock.memory.planning.product_split import ROW_UNIT, SplitStep, part_rows, whole_share
+from penstock.memory.planning.split_cost import split_work
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
 from penstock.model.shapes import footprint
@@ -81,6 +82,7 @@ def test_no_share_is_better_than_the_closed_form() -> None:
             processor_bps=draw.uniform(0.1, 200) * GB,
             other_s=other_s,
             crossings_s=draw.choice((0.0, draw.uniform(0, 0.05))),
+            launches_s=draw.choice((0.0, draw.uniform(0, 0.05))),
             moved_bytes=draw.uniform(0, 1) * other_s * link,
         )
         assert step.seconds(step.best_share()) <= 1.0001 * min(step.seconds(i / 200) for i in range(201))
@@ -94,6 +96,41 @@ def test_more_tokens_leave_less_to_a_weak_processor() -> None:
 def test_a_processor_that_brings_nothing_gets_nothing() -> None:
     step = SplitStep(0, 1 * GB, 12 * GB, 40 * GB, 100 * GB, 0.01 * GB, crossings_s=0.01)
     assert whole_share(step.best_share()) == 1.0
+
+
+def test_what_sharing_costs_decides_between_sharing_and_streaming() -> None:
+    """A fast link, as an H200's, and a card that waits for launches: streaming alone is as fast. The same
+    launches are worth while where the link is slow."""
+    fast = SplitStep(5 * GB, 5 * GB, 50 * GB, 200 * GB, 3000 * GB, 100 * GB, other_s=0.01, crossings_s=0.01)
+    slow = replace(fast, link_bps=10 * GB)
+    assert fast.best_share() < 1 and fast.seconds(fast.best_share()) < fast.seconds(1.0)
+    late = replace(fast, launches_s=0.09)
+    assert late.best_share() == 1.0 and late.seconds(1.0) == fast.seconds(1.0)
+    assert replace(slow, launches_s=0.09).best_share() < 1
+    share = slow.best_share()
+    assert replace(slow, launches_s=0.003).seconds(share) == pytest.approx(
+        replace(slow, crossings_s=0.013).seconds(share)
+    )
+
+
+def test_measured_launches_are_part_of_a_plan() -> None:
+    """A card on which a launch takes long streams alone; a plan says what hand-overs and launches take."""
+    card, told = find_card("GTX 1060"), find_shape("solar-10.7b")
+    family = find_family(told)
+    spec = family.read_spec(told)
+    size, settings = footprint(spec, family.model_tensors(spec)), EngineConfig(num_kv_tokens=4096)
+    shares, notes = [], []
+    for launch_s in (0.0, 4e-6, 4e-4):
+        hardware = HardwareProfile(
+            6, 16 << 30, 14 << 30, 40.0, 1800.0, None, replace(card, crossing_s=30e-6, launch_s=launch_s)
+        )
+        plan = plan_memory(size, hardware, settings)
+        work = split_work(plan, size, hardware, settings, 1)
+        assert work is None or work.step.launches_s == pytest.approx(192 * 7 * launch_s)
+        shares.append(None if work is None or plan.kept_share is None else work.share)
+        notes += [note for note in plan.notes if "share each product" in note]
+    assert shares[0] is not None and shares[0] <= shares[1] < 1 and shares[2] in (None, 1.0)
+    assert "hand-overs and launches have 5.8 ms" in notes[0] and "have 11 ms of it" in notes[1]
 
 
 def test_a_plan_of_a_gtx_1060() -> None:

@@ -41,8 +41,17 @@ class ThreadHandover:
         self._thread = ThreadPoolExecutor(1)
         self._results: list[tuple[Tensor, Future[Tensor]]] = []
 
-    def begin(self, x: Tensor, out_features: int, compute: Callable[[Tensor], Tensor], *_: object) -> Tensor:
-        y = torch.full((len(x), out_features), float("nan"))
+    def begin(
+        self,
+        x: Tensor,
+        out_features: int,
+        compute: Callable[[Tensor], Tensor],
+        product: object = None,
+        fetch: object = None,
+        y: Tensor | None = None,
+    ) -> Tensor:
+        y = torch.empty(len(x), out_features) if y is None else y
+        y.fill_(float("nan"))
         self._results.append((y, self._thread.submit(compute, x)))
         return y
 

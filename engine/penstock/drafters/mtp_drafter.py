@@ -246,8 +246,8 @@ class MTPDrafter:
         inputs = ModelInputs.of(Batch(tuple(parts), self._blocks.take_copies()), self.config.block_size)
         vectors = torch.cat([each.hidden for each in branches])
         executor, most = self.head.executor, self.config.max_num_seqs
-        hidden = executor.sweep(replace(inputs, given=GivenRows(torch.arange(len(vectors)), vectors)))
-        hidden = hidden[inputs.wanted_rows.to(hidden.device)]
+        given = GivenRows(torch.arange(len(vectors)), vectors)
+        hidden = executor.wanted(replace(inputs, given=given))
         logits = (executor.head(hidden[first : first + most]) for first in range(0, len(hidden), most))
         texts = tuple(ScheduledSequence(each.text, 1, True) for each in branches)
         found = self._sampler.candidates(logits, Batch(texts), NUM_CANDIDATES)

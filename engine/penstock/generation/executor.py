@@ -13,8 +13,10 @@ from torch import Tensor
 from penstock.generation.layer_caches import KVSweep, layer_caches
 from penstock.generation.model_inputs import EncodedInputs, ModelInputs
 from penstock.kernels import BatchLayout
+from penstock.memory.inlet.plain_inlet import PlainInlet
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
+from penstock.memory.lane import Inlet
 from penstock.model.family import Family
 from penstock.weights.layer_weights import LayerWeights
 
@@ -52,11 +54,12 @@ class Executor:
         kv_cache: KVCache | SpilledKVCache,
         max_rows: int = 64,
         places: Sequence[int] = (),
+        inlet: Inlet | None = None,
     ) -> None:
         """`embedding` is on the host. Everything else is on the device to which the streamer brings the
         layers. `head` is complete (with_head()). `max_rows`: logits of at most so many tokens are in memory
         at a time. `places`: the places in the model of the layers that the streamer brings; (): it brings all
-        layers, in their order."""
+        layers, in their order. `inlet`: None copies tensor by tensor."""
         family.share(embedding)
         self._family = family
         self._embedding = embedding
@@ -66,6 +69,7 @@ class Executor:
         self.caches = layer_caches(kv_cache, family.spec)
         self._max_rows = max_rows
         self._places = places
+        self._inlet = inlet or PlainInlet(streamer.torch_device)
 
     @property
     def family(self) -> Family:
@@ -81,8 +85,9 @@ class Executor:
         """The same model with the same keys and values, whose layers come from elsewhere and are computed by
         a family with other kernels."""
         return Executor(
-            family, self._embedding, self._head, streamer, self._kv_cache, self._max_rows, self._places
-        )
+            family, self._embedding, self._head, streamer, self._kv_cache, self._max_rows, self._places,
+            self._inlet,
+        )  # fmt: skip
 
     @property
     def kv_cache(self) -> KVCache | SpilledKVCache:
@@ -99,8 +104,18 @@ class Executor:
         """Sweep, as sweep() says. Returns the logits of the wanted rows in order, on the host, in parts:
         float32 [at most max_rows, vocab_size]. A part is computed when the caller asks for it, and raises
         Cancelled if is_cancelled() says yes."""
-        hidden = self.sweep(inputs, is_cancelled, observe)
-        return self.logits(hidden[inputs.wanted_rows.to(hidden.device)], is_cancelled)
+        return self.logits(self.wanted(inputs, is_cancelled, observe), is_cancelled)
+
+    @torch.inference_mode()
+    def wanted(
+        self,
+        inputs: ModelInputs,
+        is_cancelled: Callable[[], bool] = lambda: False,
+        observe: Callable[[int, Tensor], None] | None = None,
+    ) -> Tensor:
+        """The wanted rows of what sweep() returns."""
+        hidden, rows = self._sweep_all(inputs, is_cancelled, observe, None)
+        return hidden[rows]
 
     def logits(self, wanted: Tensor, is_cancelled: Callable[[], bool] = lambda: False) -> Iterator[Tensor]:
         """The logits of rows of what sweep() returned, as forward() gives them."""
@@ -126,28 +141,42 @@ class Executor:
         observe(index, hidden) gets the hidden states after each layer. `hidden` is what the layers before the
         first one here made of the step's tokens; None: the tokens are embedded.
         """
+        return self._sweep_all(inputs, is_cancelled, observe, hidden)[0]
+
+    def _sweep_all(
+        self,
+        inputs: ModelInputs,
+        is_cancelled: Callable[[], bool],
+        observe: Callable[[int, Tensor], None] | None,
+        hidden: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """What sweep() returns, and the wanted rows' numbers there."""
         self._streamer.begin_step(inputs.layout.num_tokens)
         family, encoded = self._family, inputs.encoded
         with self.caches.sweep(inputs) as kv:
             if encoded is not None:
                 names = family.encoder_stack_names
-                self._sweep(names, encoded, kv, is_cancelled, None)
-            return self._sweep(family.stack_names, inputs, kv, is_cancelled, observe, hidden)
+                layout = encoded.layout.with_tensors(self._inlet.bring(encoded.layout.tensors()))
+                self._sweep(names, encoded, layout, kv, is_cancelled, None)
+            rows, *parts = self._inlet.bring([inputs.wanted_rows, *inputs.layout.tensors()])
+            layout = inputs.layout.with_tensors(parts)
+            return self._sweep(family.stack_names, inputs, layout, kv, is_cancelled, observe, hidden), rows
 
     def _sweep(
         self,
         stacks: tuple[str, ...],
         inputs: ModelInputs | EncodedInputs,
+        layout: BatchLayout,
         kv: KVSweep,
         is_cancelled: Callable[[], bool],
         observe: Callable[[int, Tensor], None] | None,
         hidden: Tensor | None = None,
     ) -> Tensor:
-        device, positions = self._streamer.torch_device, inputs.layout.positions
+        """`layout` is the inputs' own, where the layers are computed."""
         if hidden is None:
+            positions = inputs.layout.positions
             hidden = self._family.embed(self._embedding, inputs.input_ids, positions, inputs.given)
-        hidden = hidden.to(device)
-        layout = inputs.layout.to(device)
+        (hidden,) = self._inlet.bring([hidden])  # apart: it is gone behind the first layer
         counter = iter(self._places) if self._places else itertools.count()
         # Layers come one by one where each one's result is seen, adapters add to it, or its cache has turns.
         is_alone = observe is not None or inputs.adapters is not None or kv.layers([]) is None

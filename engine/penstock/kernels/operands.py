@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
@@ -200,11 +200,6 @@ class StateSlots:
     save_rows: Tensor
     save_slots: Tensor
 
-    def to(self, device: torch.device) -> StateSlots:
-        """On a device; queued, if it is a GPU."""
-        moved = {name: value.to(device, non_blocking=True) for name, value in vars(self).items()}
-        return StateSlots(**moved)
-
 
 class WritesKV(Protocol):
     """Kernels that write K and V."""
@@ -243,14 +238,24 @@ class BatchLayout:
 
     def to(self, device: torch.device) -> BatchLayout:
         """On a device; queued, if it is a GPU."""
+        return self.with_tensors([each.to(device, non_blocking=True) for each in self.tensors()])
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors, those of `cross` and `states` included, in an order of their own."""
+        own = [value for value in vars(self).values() if isinstance(value, Tensor)]
+        own += [] if self.cross is None else self.cross.tensors()
+        return own if self.states is None else [*own, *vars(self.states).values()]
+
+    def with_tensors(self, tensors: Iterable[Tensor]) -> BatchLayout:
+        """The layout with others in place of tensors(), in their order."""
+        others = iter(tensors)
         fields: dict[str, Any] = {
-            name: value.to(device, non_blocking=True)
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor)
+            name: next(others) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
-        for name, part in (("cross", self.cross), ("states", self.states)):
-            if part is not None:
-                fields[name] = part.to(device)
+        if self.cross is not None:
+            fields["cross"] = self.cross.with_tensors(others)
+        if self.states is not None:
+            fields["states"] = StateSlots(**{name: next(others) for name in vars(self.states)})
         return BatchLayout(**fields)
 
     def write_kv(self, kernels: WritesKV, k: Tensor, v: Tensor, kv: LayerKV) -> None:

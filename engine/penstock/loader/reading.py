@@ -158,7 +158,9 @@ def _begin_reading(
     else:
         head = with_head(tensors, head_there(), embedding).map(lane.upload)
     places = tensors.places
-    return Executor(family, embedding, head, streamer, kv_cache, config.max_num_seqs, places), streamer
+    inlet = lane.inlet(getattr(sharing.kernels, "fetch", None))
+    executor = Executor(family, embedding, head, streamer, kv_cache, config.max_num_seqs, places, inlet)
+    return executor, streamer
 
 
 def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, config: ResolvedConfig) -> None:

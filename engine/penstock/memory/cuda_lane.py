@@ -10,7 +10,7 @@ import ctypes
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -21,7 +21,9 @@ from penstock.errors import CapacityError
 from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.handover.cuda_handover import CudaHandover
 from penstock.memory.hardware import DeviceProfile, HardwareProfile, pinnable_bytes
-from penstock.memory.planning.plan import HANDOVER_BYTES
+from penstock.memory.inlet.cuda_inlet import CudaInlet, open_inlet
+from penstock.memory.inlet.plain_inlet import PlainInlet
+from penstock.memory.planning.plan import HANDOVER_BYTES, INLET_BYTES
 from penstock.metrics import Traffic
 
 logger = logging.getLogger(__name__)
@@ -223,6 +225,14 @@ class CudaLane:
             self._pinned.prepare(buffer, REGISTER_PORTABLE | REGISTER_DEVICEMAP)
             self._handover = CudaHandover(self.torch_device, self._driver, buffer)
         return self._handover
+
+    def inlet(self, fetch: Callable[[int, Tensor], None] | None) -> CudaInlet | PlainInlet:
+        if fetch is None:
+            return PlainInlet(self.torch_device)
+        buffer = self._pinned.allocate(INLET_BYTES)
+        self._pinned.prepare(buffer, REGISTER_PORTABLE | REGISTER_DEVICEMAP)
+        inlet = open_inlet(self._driver, buffer, self.torch_device, fetch)
+        return inlet or PlainInlet(self.torch_device)
 
     def profile(self) -> DeviceProfile:
         """What can be looked up of the GPU; rates are 0."""

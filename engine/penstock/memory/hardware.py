@@ -51,6 +51,8 @@ class DeviceProfile:
     products: ProductRates = ()
     #: Seconds from the GPU to the processor and back, where the processor does nothing; 0: not measured.
     crossing_s: float = 0.0
+    #: Seconds in which a kernel is launched; 0: not measured.
+    launch_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,9 @@ class LaneProfile:
     pinnable_bytes: int = 0
     #: Seconds from the lane to the processor and back, measured or assumed.
     crossing_s: float = 0.0
+    #: Seconds in which a kernel is launched, of products that the processor shares. 0: not measured; an
+    #: assumed crossing has room for launches.
+    launch_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,7 @@ class HardwareProfile:
             link_gbps=device.host_to_device_gbps,
             pinnable_bytes=device.pinnable_bytes,
             crossing_s=device.crossing_s or CROSSING_S,
+            launch_s=device.launch_s,
         )
 
 

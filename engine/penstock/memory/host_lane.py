@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock.memory.direct_io import PopulatedAhead, aligned_buffer
 from penstock.memory.handover.host_handover import HostHandover
 from penstock.memory.hardware import HardwareProfile
+from penstock.memory.inlet.plain_inlet import PlainInlet
 from penstock.memory.spare_memory import SpareMemory
 from penstock.metrics import Traffic
 
@@ -84,6 +85,9 @@ class HostLane:
 
     def handover(self) -> HostHandover:
         return HostHandover()
+
+    def inlet(self, fetch: object) -> PlainInlet:
+        return PlainInlet(self.torch_device)
 
     def allocate(self, num_bytes: int) -> Tensor:
         return self._memory.take_elsewhere(num_bytes)

@@ -22,6 +22,7 @@ MACHINE_RATES = {"memory_read_gbps", "int8_gops", "products"}
 DEVICE_RATES = {"memory_gbps", "host_to_device_gbps", "int8_gops"}
 TUNING = {*TUNING_RANGES, "others_share"}
 CROSSING = {"crossing_s"}
+LAUNCH = {"launch_s"}
 DISK_RATES = {"read_gbps", "block_bytes", "depth", "is_direct"}
 #: The noise of an idle machine does not bring a rate below this share of an earlier measurement.
 FAR_BELOW = 0.75
@@ -47,7 +48,7 @@ def read(path: Path) -> dict[str, Rates]:
     try:
         content = json.loads(path.read_text())
         rates = content["rates"] if content["format_version"] == CACHE_VERSION else {}
-        known = (MACHINE_RATES, DEVICE_RATES, CROSSING, DISK_RATES, TUNING)
+        known = (MACHINE_RATES, DEVICE_RATES, CROSSING, LAUNCH, DISK_RATES, TUNING)
         is_known = all(set(value) in known for value in rates.values())
         return dict(rates) if is_known else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -105,8 +106,9 @@ def better(kept: Rates | None, new: Rates) -> Rates:
         return new if new["others_share"] <= max(BUSY_SHARE, kept["others_share"]) else kept
     if "read_gbps" in new:  # block size and depth stay with the rate at which they were measured
         return max(kept, new, key=lambda rates: float(rates["read_gbps"]))
-    if "crossing_s" in new:  # seconds, of which fewer are better
-        return min(kept, new, key=lambda rates: float(rates["crossing_s"]))
+    for name in CROSSING | LAUNCH:  # seconds, of which fewer are better
+        if name in new:
+            return min(kept, new, key=lambda rates: float(rates[name]))
     return {name: _better(kept[name], new[name]) for name in new}
 
 
@@ -141,10 +143,11 @@ def far_below(kept: Rates | None, new: Rates) -> list[str]:
     """For people: each rate that is far below the kept rate, with both numbers."""
     if kept is None or not is_same(kept, new):
         return []
-    if "crossing_s" in new:
-        before, after = kept["crossing_s"], new["crossing_s"]
-        text = f"{1e6 * after:.0f} us to the processor and back instead of {1e6 * before:.0f}"
-        return [text] if before < FAR_BELOW * after else []
+    for name, what in (("crossing_s", "to the processor and back"), ("launch_s", "for a launch")):
+        if name in new:
+            before, after = kept[name], new[name]
+            text = f"{1e6 * after:.0f} us {what} instead of {1e6 * before:.0f}"
+            return [text] if before < FAR_BELOW * after else []
     return [
         f"{new[name]:.1f} {_UNITS.get(name, f'GB/s ({name})')} instead of {kept[name]:.1f}"
         for name in sorted(new)

@@ -98,6 +98,7 @@ class Handover(Protocol):
         compute: Callable[[Tensor], Tensor],
         product: Any = None,
         fetch: Callable[[int, Tensor], None] | None = None,
+        y: Tensor | None = None,
     ) -> Tensor: ...
 
     def join(self) -> None: ...
@@ -105,6 +106,13 @@ class Handover(Protocol):
     def then(self, function: Callable[[], None]) -> None:
         """Have a thread of the host call `function` when everything that was begun so far is computed. Nobody
         waits."""
+
+
+class Inlet(Protocol):
+    """The way of a step's inputs to where it is computed."""
+
+    def bring(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors there, for what is launched next. The host may change its own at once."""
 
 
 class Lane(Protocol):
@@ -127,6 +135,10 @@ class Lane(Protocol):
 
     def handover(self) -> Handover:
         """What hands work over to the processor and back. Made once. Raises CapacityError."""
+
+    def inlet(self, fetch: Callable[[int, Tensor], None] | None) -> Inlet:
+        """What brings a step's inputs to where it is computed. `fetch` are the kernels' (CudaKernels.fetch),
+        if they have it. Made once. Raises CapacityError."""
 
     def allocate(self, num_bytes: int) -> Tensor:
         """uint8 [num_bytes], zeroed, in the memory in which layers are computed, for what is not weights.

@@ -45,6 +45,8 @@ class Measure:
     device: Callable[[], dict[str, float]] = dict
     #: Seconds from the GPU to the processor and back; None: they are not measured.
     crossing_s: Callable[[], float] | None = None
+    #: Seconds in which a kernel is launched; None: they are not measured.
+    launch_s: Callable[[], float] | None = None
     #: The clock that sees other work.
     now: Callable[[], Moment] = now
 
@@ -84,6 +86,8 @@ def hardware_profile(
                 )
             else:
                 device = replace(device, **crossing)
+        if (launch_s := measure.launch_s) is not None:
+            device = replace(device, **rates.of(f"launch, {key}", lambda: {"launch_s": launch_s()}))
     rates.keep(keeps_better)
     return HardwareProfile(
         num_cores=num_cores,

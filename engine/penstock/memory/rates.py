@@ -34,6 +34,8 @@ DEVICE_BYTES = 256 << 20
 #: Crossings from a GPU to the processor and back that follow each other, and the inputs of a row that
 #: crosses.
 NUM_CROSSINGS, CROSSING_INPUTS = 50, 4096
+#: Launches that are timed together: fewer than a card takes in before a thread has to wait.
+NUM_LAUNCHES = 100
 
 #: Reads a buffer, in memory that the caller allocates.
 Reader = Callable[[torch.Tensor], object]
@@ -177,6 +179,20 @@ def _median_copy_s(target: torch.Tensor, source: torch.Tensor, rounds: int) -> f
         target.copy_(source, non_blocking=True)
         torch.cuda.synchronize(target.device)
         times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def launch_s(lane: Lane, launch: Callable[[], object], rounds: int = ROUNDS) -> float:
+    """Seconds in which a thread launches what launch() does, on a GPU that has nothing else to do. The
+    thread does not wait for the GPU."""
+    times = []
+    for _ in range(rounds + 1):
+        lane.link.synchronize()
+        started = time.perf_counter()
+        for _ in range(NUM_LAUNCHES):
+            launch()
+        times.append((time.perf_counter() - started) / NUM_LAUNCHES)
+    lane.link.synchronize()
     return statistics.median(times[1:])
 
 

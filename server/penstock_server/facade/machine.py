@@ -73,6 +73,7 @@ def hardware_lines(hardware: HardwareProfile, source: str = "measured") -> list[
             f"{card.name}: {card.total_bytes / 2**30:.0f} GiB, memory {card.memory_gbps:.0f} GB/s, from host "
             f"{card.host_to_device_gbps:.0f} GB/s, INT8 {card.int8_gops / 1000:.0f} TOPS, to the processor "
             f"and back {1e6 * hardware.lane.crossing_s:.0f} us{'' if card.crossing_s else ' (assumed)'}"
+            + (f", a launch {1e6 * card.launch_s:.1f} us" if card.launch_s else "")
         )
     return lines
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, HANDOVER_BYTES, gib
+from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, HANDOVER_BYTES, INLET_BYTES, gib
 from penstock_server.facade.expected_drafts import draft_model_line, drafting_table
 from penstock_server.protocol.engine_bodies import NodeBody, PlanBody, ServedPlanBody
 
@@ -35,6 +35,7 @@ def plan_table(plan: PlanBody) -> list[str]:
     if plan.kept_share is not None or plan.shares_experts:
         rows.append(("handover", "host", HANDOVER_BYTES, "from the card to the processor and back"))
     if plan.has_gpu:
+        rows.append(("inputs", "host", INLET_BYTES, "of a step, on their way to the card"))
         rows.append(("CUDA context", "device", CUDA_CONTEXT_BYTES, "reserved"))
     width = max(16, *(len(name) for name, _, _, _ in rows))
     lines = [

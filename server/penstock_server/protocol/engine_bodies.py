@@ -389,6 +389,7 @@ class DeviceBody(Told):
     int8_gops: float
     pinnable_bytes: int
     crossing_s: float
+    launch_s: float
 
 
 class TuningBody(Told):

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.cuda import _sanitizer
 
 from penstock.memory.direct_io import DirectReader
+from penstock.memory.inlet.cuda_inlet import _Half
 from penstock.weights.tiers.arrivals import Arrivals
 from pretended_card.driver import Driver
 from pretended_card.memory import CardMemory
@@ -160,6 +161,13 @@ class PretendedCard:
         begin = source.data_ptr()
         with self.races.lock:
             self._copied_from.append((begin, begin + source.nbytes, stream, stream.num_queued + 1))
+
+    def on_fetch(self, begin: int, num_bytes: int) -> None:
+        """A kernel that was just queued reads memory that may be the host's."""
+        stream = self.current_stream.of_card()
+        with self.races.lock:
+            if self.driver.is_registered(begin, num_bytes):
+                self._copied_from.append((begin, begin + num_bytes, stream, stream.num_queued))
 
     def on_host_write(self, begin: int, num_bytes: int) -> None:
         """The host writes to its own memory, which a copy may still read. Only a wait of the host puts the
@@ -318,6 +326,7 @@ def pretend(
             patches.enter_context(patch.object(Tensor, "new_tensor", _new_tensor))
             patches.enter_context(patch.object(ctypes, "CDLL", _with_driver(card.driver, ctypes.CDLL)))
             patches.enter_context(patch.object(DirectReader, "submit", _told(card, DirectReader.submit)))
+            patches.enter_context(patch.object(_Half, "write", _told_of_half(card, _Half.write)))
             patches.enter_context(patch.object(Arrivals, "wait", _going_on(card, Arrivals.wait)))
             yield card
     finally:
@@ -343,6 +352,14 @@ def _told(card: PretendedCard, submit: Any) -> Any:
     def told(self: DirectReader, path: Path, offset: int, num_bytes: int, target: Tensor) -> Any:
         card.on_host_write(target.data_ptr(), num_bytes)
         return submit(self, path, offset, num_bytes, target)
+
+    return told
+
+
+def _told_of_half(card: PretendedCard, write: Any) -> Any:
+    def told(self: _Half, tensor: Tensor, offset: int) -> None:
+        card.on_host_write(self.address + offset, tensor.nbytes)
+        write(self, tensor, offset)
 
     return told
 

@@ -45,6 +45,9 @@ class Driver:
             is_there = self._card.memory.holds(address) or self.is_registered(address, 4)
             assert is_there, f"argument {n} of {name} is where the card does not see it"
         self._card.on_use(addresses.values(), name)
+        if name == "fetch":
+            num_bytes = 4 * ctypes.c_int.from_address(pointers[1]).value
+            self._card.on_fetch(addresses[0], num_bytes)
         self.num_launches[name] = self.num_launches.get(name, 0) + 1
         return int(self._library.cuLaunchKernel(function, *arguments))
 

@@ -16,7 +16,7 @@ from penstock.engine import Completion, Engine
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.memory.cuda_lane import CudaLane
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.planning.plan import Home
+from penstock.memory.planning.plan import INLET_BYTES, Home
 from penstock.model.mixture import _order_of_one
 from penstock.model.registry import open_model
 from penstock.weights.conversion.convert import convert
@@ -83,10 +83,14 @@ def homes(engine: Engine) -> set[Home]:
 
 
 def little_host_memory(folder: Path, num_layers: int) -> int:
-    """What the host needs to keep so many layers, its staging slots among them, and no more."""
+    """What the host needs beside a card to keep so many layers, its staging slots among them, and no more."""
     engine = load(folder, "cpu", kernels="reference")
     engine.close()
-    return engine.plan.embedding_bytes + num_layers * max(layer.num_bytes for layer in engine.plan.layers)
+    return (
+        INLET_BYTES
+        + engine.plan.embedding_bytes
+        + num_layers * max(layer.num_bytes for layer in engine.plan.layers)
+    )
 
 
 def convert_for_streaming(source: Path, target: Path) -> None:

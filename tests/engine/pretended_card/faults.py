@@ -3,8 +3,9 @@ forgotten does nothing."""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from penstock.kernels.cuda.launcher import CudaLauncher
 from penstock.memory.cuda_lane import CudaLane
 from penstock.memory.direct_io import DirectReader
+from penstock.memory.inlet.cuda_inlet import CudaInlet
 from pretended_card.card import PretendedCard
 from pretended_card.driver import Driver
 from pretended_card.streams import CurrentDevice, Event, Stream
@@ -83,6 +85,27 @@ def _pages_stay_pinned(patch: Patch) -> None:
     patch.setattr(Driver, "cuMemHostUnregister", lambda self, address: 0, raising=False)
 
 
+def _a_step_input_stays_on_the_host(patch: Patch) -> None:
+    bring = CudaInlet.bring
+
+    def partly(self: CudaInlet, tensors: Sequence[Tensor]) -> list[Tensor]:
+        found = bring(self, tensors)
+        return [own if _is_query_start(own) else there for own, there in zip(tensors, found, strict=True)]
+
+    patch.setattr(CudaInlet, "bring", partly)
+
+
+def _the_inlet_has_one_half_and_waits_for_nothing(patch: Patch) -> None:
+    bring = CudaInlet.bring
+
+    def careless(self: CudaInlet, tensors: Sequence[Tensor]) -> list[Tensor]:
+        half = next(self._turns)
+        self._turns, half.read = itertools.repeat(half), None
+        return bring(self, tensors)
+
+    patch.setattr(CudaInlet, "bring", careless)
+
+
 def _stays_on_the_host(is_forgotten: Callable[[Tensor], bool]) -> Fault:
     def fault(patch: Patch) -> None:
         move = Tensor.to
@@ -113,7 +136,8 @@ FAULTS: dict[str, tuple[Fault, bool]] = {
     "copies are timed before they have ended": (_copies_are_timed_before_they_have_ended, False),
     "no context is current in the launching thread": (_no_context_is_current, False),
     "pages stay pinned": (_pages_stay_pinned, False),
-    "query_start stays on the host": (_stays_on_the_host(_is_query_start), False),
+    "query_start stays on the host": (_a_step_input_stays_on_the_host, False),
+    "inputs are written over before they are fetched": (_the_inlet_has_one_half_and_waits_for_nothing, False),
     "rope's table stays on the host": (_stays_on_the_host(_is_rope_table), False),
 }
 

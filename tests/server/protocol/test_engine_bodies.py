@@ -166,6 +166,7 @@ HARDWARE = [
     "device.int8_gops",
     "device.pinnable_bytes",
     "device.crossing_s",
+    "device.launch_s",
     "products",
     "kept_since_s",
     "kernels.build",

@@ -187,11 +187,11 @@ enum { FORM_FLOAT, FORM_HALF, FORM_INT8, SCALE_BYTES = 2 };
 /* bfloat16 is the upper half of a float32. */
 __device__ inline float bfloat_to_float(unsigned bits) { return __uint_as_float(bits << 16); }
 
-/* y = source, which may lie in the host's pinned memory. Another processor has written it, so that no cache of the card
- * may answer (volatile). */
-KERNEL fetch(const volatile float *source, int64 count, float *y) {
-    const int64 step = (int64)gridDim.x * blockDim.x;
-    for (int64 n = (int64)blockIdx.x * blockDim.x + threadIdx.x; n < count; n += step) y[n] = source[n];
+/* Rows of y = source, which has `count` numbers without gaps and may lie in the host's pinned memory. Another processor
+ * has written it, so that no cache of the card may answer (volatile). */
+KERNEL fetch(const volatile float *source, int count, int width, float *y, int64 y_stride) {
+    const int step = gridDim.x * blockDim.x;
+    for (int n = blockIdx.x * blockDim.x + threadIdx.x; n < count; n += step) y[n / width * y_stride + n % width] = source[n];
 }
 
 /* k and v are [num_tokens, num_kv_heads, head_dim], with strides between tokens; the caches are as in attention.cu. One

@@ -54,6 +54,7 @@ typedef struct {
     const float *bias;                                /* [out_features], or null */
     int in_features, out_features;
     float *y; /* [num_tokens, out_features] */
+    int y_stride; /* elements from a token's outputs to the next one's */
 } grouped;
 
 __device__ inline float number_at(const void *numbers, int type, int at) {
@@ -91,7 +92,7 @@ __device__ inline double part_with_minimum(double dot, double scale, double sum,
 
 __device__ inline void write_total(const grouped &l, int token, int column, double total) {
     const float y = (float)(total * (double)l.token_scales[token]);
-    l.y[(int64)token * l.out_features + column] = l.bias ? y + l.bias[column] : y;
+    l.y[(int64)token * l.y_stride + column] = l.bias ? y + l.bias[column] : y;
 }
 
 /* How weights lie: two codes in a byte, INT8, or two inputs in a byte of each plane. */

@@ -59,14 +59,15 @@ class CudaGroupedLinear:
         #: INT8 rows of a token: 16-bit activations are split into hi and lo.
         self._parts = 2 if activations == "int16" else 1
 
-    def int8_product(self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-        """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features]."""
+    def int8_product(
+        self, x: Tensor, weight: QuantizedTensor, bias: Tensor | None, y: Tensor | None = None
+    ) -> Tensor:
+        """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features], in y if it is given."""
         size = x.shape[1] // weight.num_groups
         if size not in GROUP_SIZES:  # a rare shape, not worth a kernel
-            return reference.linear(x, weight, bias, self._activations)
-        return self._product(
-            x, _Grouped("groups", weight.qweight, weight.scale, size, weight.num_groups), bias
-        )
+            return _placed(reference.linear(x, weight, bias, self._activations), y)
+        grouped = _Grouped("groups", weight.qweight, weight.scale, size, weight.num_groups)
+        return self._product(x, grouped, bias, y)
 
     def planes_product(self, x: Tensor, weight: PlanesTensor, bias: Tensor | None) -> Tensor:
         """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features]."""
@@ -78,28 +79,30 @@ class CudaGroupedLinear:
         )
         return self._product(x, grouped, bias)
 
-    def int4_product(self, x: Tensor, weight: Int4Tensor, bias: Tensor | None) -> Tensor:
-        """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features]."""
+    def int4_product(
+        self, x: Tensor, weight: Int4Tensor, bias: Tensor | None, y: Tensor | None = None
+    ) -> Tensor:
+        """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features], in y if it is given."""
         if weight.group_size not in GROUP_SIZES:
-            return reference.int4_linear(x, weight, bias, self._activations)
+            return _placed(reference.int4_linear(x, weight, bias, self._activations), y)
         grouped = _Grouped(
             "codes", weight.codes, weight.scale, weight.group_size, weight.num_groups,
             weight.minimum, weight.sub_scale, weight.sub_minimum, weight.order, weight.codebook, rows="codes",
         )  # fmt: skip
-        return self._product(x, grouped, bias)
+        return self._product(x, grouped, bias, y)
 
-    def _product(self, x: Tensor, weight: _Grouped, bias: Tensor | None) -> Tensor:
+    def _product(self, x: Tensor, weight: _Grouped, bias: Tensor | None, y: Tensor | None = None) -> Tensor:
         (num_tokens, in_features), out_features = x.shape, weight.weights.shape[0]
         rows, token_scales, group_sums = self._quantize(x, weight)
         weights, lower = _aligned(weight.weights), None if weight.lower is None else _aligned(weight.lower)
-        y = x.new_empty(num_tokens, out_features)
+        y = x.new_empty(num_tokens, out_features) if y is None else y
         kernel, grid = _kernel(weight.form, num_tokens, out_features)
         self._launcher.launch(
             f"{weight.form}_{kernel}_{self._parts}", grid, THREADS,
             rows, token_scales, group_sums, num_tokens, rows.shape[1],
             weights, lower, weight.scale, weight.minimum, weight.sub_scale, weight.sub_minimum,
             SCALE_CODES[weight.scale.dtype], weight.num_groups // weight.scale.shape[1], weight.group_size,
-            *CODEBOOK_ARGUMENTS[weight.codebook], bias, in_features, out_features, y,
+            *CODEBOOK_ARGUMENTS[weight.codebook], bias, in_features, out_features, y, y.stride(0),
         )  # fmt: skip
         return y
 
@@ -117,6 +120,10 @@ class CudaGroupedLinear:
             rows, token_scales, group_sums,
         )  # fmt: skip
         return rows, token_scales, group_sums
+
+
+def _placed(found: Tensor, y: Tensor | None) -> Tensor:
+    return found if y is None else y.copy_(found)
 
 
 def _aligned(weights: Tensor) -> Tensor:

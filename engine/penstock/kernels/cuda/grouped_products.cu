@@ -244,11 +244,11 @@ template <int FORM, int PARTS> __device__ inline void tiled_groups(const grouped
              const int8 *weights, const int8 *lower, const void *scale, const void *minimum,                      \
              const int8 *sub_scale, const unsigned char *sub_minimum, int scale_type, int block_groups, int group_size, int shift,      \
              int table_0, int table_1, int table_2, int table_3, const float *bias,                \
-             int in_features, int out_features, float *y) {                                                      \
+             int in_features, int out_features, float *y, int y_stride) {                                        \
         const grouped l = {rows,       token_scales, group_sums, num_tokens, padded,      weights, lower,        \
                            scale,      minimum,      sub_scale,  sub_minimum, scale_type, block_groups,          \
                            group_size, shift,        table_0,    table_1,    table_2,     table_3,               \
-                           bias,       in_features,  out_features, y};                              \
+                           bias,       in_features,  out_features, y,          y_stride};           \
         function(l);                                                                                             \
     }
 

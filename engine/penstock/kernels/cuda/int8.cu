@@ -73,11 +73,12 @@ typedef struct {
     const float *scale, *bias; /* [out_features]; bias may be null */
     int in_features, out_features;
     float *y; /* [num_tokens, out_features] */
+    int y_stride; /* elements from a token's outputs to the next one's */
 } linear;
 
 __device__ inline void write_output(const linear &l, int token, int column, int64 sum) {
     const float y = scaled(sum, l.token_scales[token], l.scale[column]);
-    l.y[(int64)token * l.out_features + column] = l.bias ? y + l.bias[column] : y;
+    l.y[(int64)token * l.y_stride + column] = l.bias ? y + l.bias[column] : y;
 }
 
 /* Two planes (PlanesTensor): a word of each -> the integers of 8 inputs. An integer q + 128 is 16 upper + lower, and a
@@ -252,11 +253,12 @@ template <int HEIGHT, int PARTS, int FORM> __device__ inline void tiled(const li
 
 #define LINEAR_PARAMETERS                                                                         \
     const int8 *rows, const float *token_scales, int num_tokens, int padded, const int8 *qweight, \
-        const int8 *lower, const float *scale, const float *bias, int in_features, int out_features, float *y
+        const int8 *lower, const float *scale, const float *bias, int in_features, int out_features, float *y, \
+        int y_stride
 #define LINEAR_KERNEL(name, min_blocks, function)                                          \
     KERNEL __launch_bounds__(256, min_blocks) name(LINEAR_PARAMETERS) {                    \
         const linear l = {rows,  token_scales, num_tokens,  padded,       qweight, lower, \
-                          scale, bias,         in_features, out_features, y};              \
+                          scale, bias,         in_features, out_features, y,      y_stride};  \
         function(l);                                                                       \
     }
 
@@ -320,8 +322,8 @@ __device__ inline void combine(const int *sums, int first_column, int num_column
 #define COMBINE_KERNEL(parts)                                                                             \
     KERNEL combine_##parts(const int *sums, int first_column, int num_columns, const float *token_scales, \
                            int num_tokens, const float *scale, const float *bias, int out_features,       \
-                           float *y) {                                                                    \
-        const linear l = {0, token_scales, num_tokens, 0, 0, 0, scale, bias, 0, out_features, y};         \
+                           float *y, int y_stride) {                                                      \
+        const linear l = {0, token_scales, num_tokens, 0, 0, 0, scale, bias, 0, out_features, y, y_stride}; \
         combine<parts>(sums, first_column, num_columns, l);                                               \
     }
 COMBINE_KERNEL(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import cast
 
@@ -11,7 +12,7 @@ from penstock.config import GROUP_SIZES
 from penstock.kernels.adapters.low_rank import PlainLowRank
 from penstock.kernels.cuda.attention import CudaAttention
 from penstock.kernels.cuda.grouped import CudaGroupedLinear
-from penstock.kernels.cuda.launcher import THREADS, Launcher, ceil_div
+from penstock.kernels.cuda.launcher import OPEN, THREADS, Launcher, Prepared, ceil_div
 from penstock.kernels.cuda.linear import CudaLinear
 from penstock.kernels.experts import PlainExperts
 from penstock.kernels.head_blocks import HeadBlocks
@@ -40,6 +41,8 @@ from penstock.spec import INT8
 NARROW_ROW = 256
 #: Warps of a block that multiplies a token with a router; each warp has one expert.
 ROUTER_WARPS = 8
+#: Launches of one kernel that are kept prepared.
+MAX_PREPARED = 256
 
 
 class CudaKernels(PlainRecurrences):
@@ -64,7 +67,9 @@ class CudaKernels(PlainRecurrences):
         self._linear = CudaLinear(launcher, activations)
         self._grouped_linear = CudaGroupedLinear(launcher, activations)
         self._attention = CudaAttention(launcher)
-        self.experts = PlainExperts(self)
+        self._fetches: dict[tuple[int, int], Prepared] = {}
+        # No cycle: a closed engine gives its memory back at once, that of prepared launches included.
+        self.experts = PlainExperts(weakref.proxy(self))
         self.adapters = PlainLowRank()
 
     def without_arithmetic(self, longest: int) -> CudaKernels:
@@ -91,17 +96,35 @@ class CudaKernels(PlainRecurrences):
             return self._grouped_linear.int8_product(x, weight, bias)
         return self._linear.product(x, weight, bias)
 
-    def linear_parts(self, x: Tensor, weights: Sequence[Matrix]) -> list[Tensor]:
-        """linear() with each of some matrices of one format."""
+    def write_products(self, x: Tensor, weights: Sequence[Matrix], y: Tensor) -> None:
+        """linear() with each of some matrices of one format, into the first columns of y, one beside the
+        other."""
         if all(isinstance(each, QuantizedTensor) and each.num_groups == 1 for each in weights):
-            return self._linear.products(x, cast(Sequence[QuantizedTensor], weights))
-        return [self.linear(x, each) for each in weights]
+            self._linear.write_products(x, cast(Sequence[QuantizedTensor], weights), y)
+            return
+        column = 0
+        for each in weights:
+            end = column + each.out_features
+            if isinstance(each, Int4Tensor):
+                self._grouped_linear.int4_product(x, each, None, y[:, column:end])
+            elif isinstance(each, QuantizedTensor):
+                self._grouped_linear.int8_product(x, each, None, y[:, column:end])
+            else:
+                y[:, column:end] = self.linear(x, each)
+            column = end
 
     def fetch(self, address: int, y: Tensor) -> None:
-        """Fill y, float32 and contiguous, from an address that the card sees, such as one of the host's
-        pinned memory, beside copies that are under way."""
-        num_blocks = min(ceil_div(y.numel(), THREADS), 2 * self._launcher.num_multiprocessors)
-        self._launcher.launch("fetch", (num_blocks,), THREADS, address, y.numel(), y)
+        """Fill y, float32 [count] or [num_rows, width] with gaps between rows, from an address that the card
+        sees, such as one of the host's pinned memory, beside copies that are under way."""
+        count, width, stride = y.numel(), y.shape[-1], y.stride(0)
+        fetch = self._fetches.get((count, width))
+        if fetch is None:
+            if len(self._fetches) >= MAX_PREPARED:
+                self._fetches.clear()
+            grid = (min(ceil_div(count, THREADS), 2 * self._launcher.num_multiprocessors),)
+            fetch = self._launcher.prepare("fetch", grid, THREADS, OPEN, count, width, OPEN, OPEN)
+            self._fetches[count, width] = fetch
+        fetch(address, y, stride)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         y, rows = x.new_empty(x.shape), x if x.dim() == 2 else x.flatten(0, -2)

@@ -7,7 +7,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -21,11 +21,11 @@ HEIGHTS = {64: (8, 32), 128: (8, 32), 256: (4, 8)}
 THREADS = 256
 
 #: The kernels' parameters: a letter for the type of each, Pointer, Number (64 bits), Int (32 bits) or Float.
-_LINEAR = "PPIIPPPPIIP"
-_GROUPED = "PPPIIPPPPPPIIIIIIIIPIIP"
+_LINEAR = "PPIIPPPPIIPI"
+_GROUPED = "PPPIIPPPPPPIIIIIIIIPIIPI"
 _ATTENTION = "PNPPIIIIIPIPPPIFFIIPPIIPPPPI"
 SIGNATURES: dict[str, str] = {
-    "fetch": "PNP",
+    "fetch": "PIIPN",
     "rms_norm": "PNIPFFP",
     "layer_norm": "PNIPPFP",
     "activation": "PNIIIP",
@@ -36,8 +36,8 @@ SIGNATURES: dict[str, str] = {
     "write_kv_int8": "PNPNPPPIII",
     "quantize_1": "PNIIPP",
     "quantize_2": "PNIIPP",
-    "combine_1": "PIIPIPPIP",
-    "combine_2": "PIIPIPPIP",
+    "combine_1": "PIIPIPPIPI",
+    "combine_2": "PIIPIPPIPI",
     "merge_splits": "PIIIPPPIIIPP",
     "attention_latent": "PNPIIIIPIPPPIFFIIPPPII",
     **{
@@ -64,6 +64,17 @@ SIGNATURES: dict[str, str] = {
 }
 #: The same types for struct.
 _FORMATS = {"P": "P", "N": "q", "I": "i", "F": "f"}
+_TYPES = {"P": ctypes.c_void_p, "N": ctypes.c_int64, "I": ctypes.c_int, "F": ctypes.c_float}
+_NUMBERS = frozenset((int, float, bool))
+
+
+class Open:
+    """Stands for an argument that each launch of a prepared kernel gives anew."""
+
+
+OPEN = Open()
+#: A prepared launch; its arguments are those that were left open: tensors, None or numbers.
+Prepared = Callable[..., None]
 
 
 def ceil_div(number: int, unit: int) -> int:
@@ -79,7 +90,12 @@ class Launcher(Protocol):
     has_tensor_cores: bool
 
     def launch(self, name: str, grid: Sequence[int], num_threads: int, *values: object) -> None:
-        """Queue a kernel. `values` are tensors, None or numbers, in the order of SIGNATURES."""
+        """Queue a kernel. `values` are tensors, None or numbers, in the order of SIGNATURES. A number in
+        place of a tensor is an address."""
+
+    def prepare(self, name: str, grid: Sequence[int], num_threads: int, *values: object) -> Prepared:
+        """launch() for a kernel that is queued again and again with the same values but for those that are
+        OPEN. What is prepared keeps the tensors among `values`."""
 
 
 class Arguments:
@@ -87,19 +103,39 @@ class Arguments:
 
     def __init__(self, kinds: str) -> None:
         """`kinds`: the types, as in SIGNATURES."""
+        self._kinds = kinds
         formats = [_FORMATS[kind] for kind in kinds]
         packed = struct.Struct("@" + "".join(formats))
         self._values = ctypes.create_string_buffer(packed.size)
         begin = ctypes.addressof(self._values)
         ends = (struct.calcsize("@" + "".join(formats[: n + 1])) for n in range(len(formats)))
-        addresses = (begin + end - struct.calcsize(each) for each, end in zip(formats, ends, strict=True))
+        self._addresses = [
+            begin + end - struct.calcsize(each) for each, end in zip(formats, ends, strict=True)
+        ]
         #: The array of pointers to the values that cuLaunchKernel takes.
-        self.pointers = (ctypes.c_void_p * len(formats))(*addresses)
+        self.pointers = (ctypes.c_void_p * len(formats))(*self._addresses)
         self._pack = partial(packed.pack_into, self._values, 0)
 
-    def fill(self, values: Sequence[object]) -> None:
+    def fill(self, values: Sequence[Any]) -> None:
         """`values` are tensors, None or numbers. Raises struct.error if they are not those of the types."""
-        self._pack(*[value.data_ptr() if isinstance(value, Tensor) else value or 0 for value in values])
+        # As _number(), without a call for each.
+        self._pack(
+            *[
+                value if value.__class__ in _NUMBERS else 0 if value is None else value.data_ptr()
+                for value in values
+            ]
+        )
+
+    def place(self, index: int) -> Any:
+        """One of the values, as a C value that may be changed."""
+        return _TYPES[self._kinds[index]].from_address(self._addresses[index])
+
+
+def _number(value: Any) -> float:
+    """Of a tensor its address. (Asking a tensor's class takes longer than asking a number's.)"""
+    if value.__class__ in _NUMBERS:
+        return cast(float, value)
+    return 0 if value is None else value.data_ptr()
 
 
 def stream_query() -> Callable[[int], int]:
@@ -129,6 +165,7 @@ class CudaLauncher:
         #: From filling the arguments until the driver has copied them.
         self._lock = threading.Lock()
         self._current_stream = stream_query()
+        self._streams = dict[int, ctypes.c_void_p]()
         try:
             self._load(image)
         except RuntimeError as error:
@@ -152,7 +189,7 @@ class CudaLauncher:
             return
         x, y, z = (*grid, 1, 1)[:3]
         function, arguments = self._functions[name], self._arguments[name]
-        stream = ctypes.c_void_p(self._current_stream(self._index))
+        stream = self._stream()
         with self._lock:
             arguments.fill(values)
             code = self._set_context(self._context)  # each thread has a current context of its own
@@ -161,6 +198,35 @@ class CudaLauncher:
             )
         if code:
             self._fail(f"the launch of {name}", code)
+
+    def prepare(self, name: str, grid: Sequence[int], num_threads: int, *values: object) -> Prepared:
+        arguments = Arguments(SIGNATURES[name])
+        arguments.fill([None if value is OPEN else value for value in values])
+        places = [arguments.place(n) for n, value in enumerate(values) if value is OPEN]
+        kept = [value for value in values if isinstance(value, Tensor)]
+        queue = partial(self._launch, self._functions[name], *(*grid, 1, 1)[:3], num_threads, 1, 1, 0)
+        lock, set_context, context = self._lock, self._set_context, self._context
+        stream, pointers, is_empty = self._stream, arguments.pointers, 0 in grid
+
+        def launch(*given: Any, _kept: object = (kept, arguments)) -> None:
+            if is_empty:
+                return
+            with lock:
+                for place, value in zip(places, given, strict=True):
+                    place.value = _number(value)
+                code = set_context(context) or queue(stream(), pointers, None)
+            if code:
+                self._fail(f"the launch of {name}", code)
+
+        return launch
+
+    def _stream(self) -> ctypes.c_void_p:
+        """Torch's current stream, which is nearly always the same."""
+        handle = self._current_stream(self._index)
+        stream = self._streams.get(handle)
+        if stream is None:
+            stream = self._streams[handle] = ctypes.c_void_p(handle)
+        return stream
 
     def _call(self, name: str, *arguments: object) -> None:
         if code := getattr(self._driver, name)(*arguments):

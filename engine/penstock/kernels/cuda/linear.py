@@ -4,12 +4,14 @@ by whichever kernel suits their sizes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from penstock.kernels import reference
-from penstock.kernels.cuda.launcher import THREADS, Launcher, ceil_div
+from penstock.kernels.cuda.launcher import OPEN, THREADS, Launcher, Prepared, ceil_div
 from penstock.kernels.operands import MAX_IN_FEATURES, QuantizedTensor
 from penstock.kernels.planes_tensor import PlanesTensor
 
@@ -21,6 +23,19 @@ MAX_SUMS_BYTES = 32 << 20
 GEMV_WARPS, TILE_COLUMNS = 8, 128
 #: Rows of activations are padded to this many bytes.
 ROW_UNIT = 64
+FLOAT_BYTES = 4
+#: Up to so many tokens, launches are prepared: a step of few tokens is short, and has as many launches.
+MAX_FEW = 8
+
+
+@dataclass(frozen=True, eq=False)
+class _FewRows:
+    """Memory in which so few tokens become integers."""
+
+    rows: Tensor  # int8 [num_tokens * parts, in_features padded to whole units]
+    token_scales: Tensor
+    #: Of x and x.stride(0).
+    quantize: Prepared
 
 
 class CudaLinear:
@@ -31,50 +46,109 @@ class CudaLinear:
         self._activations = activations
         #: INT8 rows of a token: 16-bit activations are split into hi and lo.
         self._parts = 2 if activations == "int16" else 1
+        #: By numbers of inputs: rows for few tokens; and by tokens and inputs, the first ones of these.
+        self._few_rows: dict[int, tuple[Tensor, Tensor]] = {}
+        self._few: dict[tuple[int, int], _FewRows] = {}
 
     def product(self, x: Tensor, weight: QuantizedTensor | PlanesTensor, bias: Tensor | None) -> Tensor:
         """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features]."""
-        return self.products(x, (weight,), bias)[0]
+        y = x.new_empty(x.shape[0], weight.out_features)
+        self.write_products(x, (weight,), y, bias)
+        return y
 
-    def products(
-        self, x: Tensor, weights: Sequence[QuantizedTensor | PlanesTensor], bias: Tensor | None = None
-    ) -> list[Tensor]:
-        """product() with each of some matrices, for which x is rounded to integers once."""
+    def write_products(
+        self,
+        x: Tensor,
+        weights: Sequence[QuantizedTensor | PlanesTensor],
+        y: Tensor,
+        bias: Tensor | None = None,
+    ) -> None:
+        """product() with each of some matrices, into the first columns of y, one matrix beside the other. x
+        is rounded to integers once."""
+        num_tokens, column = x.shape[0], 0
         if x.shape[1] > MAX_IN_FEATURES:
-            whole = (each.joined() if isinstance(each, PlanesTensor) else each for each in weights)
-            return [reference.linear(x, each, bias, self._activations) for each in whole]
-        rows, token_scales = self._quantize(x)
-        return [self._product(rows, token_scales, x, each, bias) for each in weights]
+            for each in weights:
+                whole = each.joined() if isinstance(each, PlanesTensor) else each
+                part = reference.linear(x, whole, bias, self._activations)
+                y[:, column : column + part.shape[1]] = part
+                column += part.shape[1]
+            return
+        if 0 < num_tokens <= MAX_FEW:
+            few = self._rows_of_few(num_tokens, x.shape[1], x.device)
+            few.quantize(x, x.stride(0))
+            rows, token_scales = few.rows, few.token_scales
+        else:
+            few, (rows, token_scales) = None, self._quantize(x)
+        address, stride = y.data_ptr(), y.stride(0)
+        for weight in weights:
+            prepared = None if few is None else self._prepared(few, weight)
+            if prepared is not None:
+                prepared(bias, address + FLOAT_BYTES * column if column else y, stride)
+                column += weight.out_features
+                continue
+            end = column + weight.out_features
+            self._product(rows, token_scales, weight, bias, y[:, column:end])
+            column = end
+
+    def _rows_of_few(self, num_tokens: int, in_features: int, device: torch.device) -> _FewRows:
+        """The stream's order keeps apart the products that use the same memory."""
+        few = self._few.get((num_tokens, in_features))
+        if few is None:
+            whole = self._few_rows.get(in_features)
+            if whole is None:
+                whole = self._few_rows[in_features] = self._empty_rows(MAX_FEW, in_features, device)
+            rows, token_scales = whole[0][: num_tokens * self._parts], whole[1][:num_tokens]
+            quantize = self._launcher.prepare(
+                *self._quantizer(num_tokens), OPEN, OPEN, in_features, rows.shape[1], rows, token_scales
+            )
+            few = self._few[num_tokens, in_features] = _FewRows(rows, token_scales, quantize)
+        return few
+
+    def _prepared(self, few: _FewRows, weight: QuantizedTensor | PlanesTensor) -> Prepared | None:
+        """A product of few tokens, but for bias, output and the output's stride. Kept with the matrix, whose
+        tensors never move; from its second use on, since some matrices are views for one use."""
+        kept: dict[_FewRows, Prepared | None] = weight.__dict__.setdefault("prepared", {})
+        if few not in kept:
+            kept[few] = None
+            return None
+        prepared = kept[few]
+        if prepared is None and not _has_to_be_joined(weight):
+            name, grid, *values = self._launch_of(few.rows, few.token_scales, weight, OPEN)
+            prepared = kept[few] = self._launcher.prepare(name, grid, THREADS, *values, OPEN, OPEN)
+        return prepared
 
     def _product(
         self,
         rows: Tensor,
         token_scales: Tensor,
-        x: Tensor,
         weight: QuantizedTensor | PlanesTensor,
         bias: Tensor | None,
-    ) -> Tensor:
+        y: Tensor,
+    ) -> None:
         """product(), with the integers of x."""
-        num_tokens, in_features = x.shape
-        if isinstance(weight, PlanesTensor) and not _can_join_while_loading(weight):
+        if isinstance(weight, PlanesTensor) and _has_to_be_joined(weight):
             weight = self._joined(weight)
-        out_features = weight.out_features
-        y = x.new_empty(num_tokens, out_features)
-        if self._has_tensor_product(num_tokens, weight):
+        if self._has_tensor_product(len(token_scales), weight):
             self._tensor_product(rows, token_scales, weight, bias, y)
-            return y
+            return
+        name, grid, *values = self._launch_of(rows, token_scales, weight, bias)
+        self._launcher.launch(name, grid, THREADS, *values, y, y.stride(0))
+
+    def _launch_of(
+        self, rows: Tensor, token_scales: Tensor, weight: QuantizedTensor | PlanesTensor, bias: object
+    ) -> tuple[Any, ...]:
+        """The kernel's name and grid, and its arguments before the output."""
+        num_tokens, (out_features, in_features) = len(token_scales), weight.shape
         if isinstance(weight, PlanesTensor):
             form, qweight, lower, is_aligned = "planes_", weight.upper, weight.lower, True
         else:
             form, qweight, lower = "", weight.qweight, None
             is_aligned = in_features % 16 == 0 and qweight.data_ptr() % 16 == 0
         kernel, grid = self._kernel(num_tokens, out_features, is_aligned)
-        self._launcher.launch(
-            f"{form}{kernel}_{self._parts}", grid, THREADS,
-            rows, token_scales, num_tokens, rows.shape[1], qweight, lower, weight.scale, bias,
-            in_features, out_features, y,
+        return (
+            f"{form}{kernel}_{self._parts}", grid, rows, token_scales, num_tokens, rows.shape[1],
+            qweight, lower, weight.scale, bias, in_features, out_features,
         )  # fmt: skip
-        return y
 
     def _joined(self, planes: PlanesTensor) -> QuantizedTensor:
         """Planes as INT8, in memory of their own."""
@@ -91,14 +165,20 @@ class CudaLinear:
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """INT8 rows [num_tokens * parts, in_features padded to whole units], and each token's scale."""
         num_tokens, in_features = x.shape
-        padded = ceil_div(in_features, ROW_UNIT) * ROW_UNIT
-        rows = x.new_empty(num_tokens * self._parts, padded, dtype=torch.int8)
-        token_scales = x.new_empty(num_tokens)
+        rows, token_scales = self._empty_rows(num_tokens, in_features, x.device)
         self._launcher.launch(
-            f"quantize_{self._parts}", (num_tokens,), THREADS,
-            x, x.stride(0), in_features, padded, rows, token_scales,
-        )  # fmt: skip
+            *self._quantizer(num_tokens), x, x.stride(0), in_features, rows.shape[1], rows, token_scales
+        )
         return rows, token_scales
+
+    def _quantizer(self, num_tokens: int) -> tuple[str, tuple[int], int]:
+        """The kernel, its grid and its threads."""
+        return f"quantize_{self._parts}", (num_tokens,), THREADS
+
+    def _empty_rows(self, num_tokens: int, in_features: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        padded = ceil_div(in_features, ROW_UNIT) * ROW_UNIT
+        rows = torch.empty(num_tokens * self._parts, padded, dtype=torch.int8, device=device)
+        return rows, torch.empty(num_tokens, dtype=torch.float32, device=device)
 
     def _has_tensor_product(self, num_tokens: int, weight: QuantizedTensor | PlanesTensor) -> bool:
         """Whether torch._int_mm can use tensor cores. It wants more than 16 rows, sizes in multiples of 8,
@@ -131,6 +211,7 @@ class CudaLinear:
             self._launcher.launch(
                 f"combine_{self._parts}", (num_tokens, ceil_div(sums.shape[1], THREADS)), THREADS,
                 sums, first, sums.shape[1], token_scales, num_tokens, weight.scale, bias, out_features, y,
+                y.stride(0),
             )  # fmt: skip
 
     def _kernel(self, num_tokens: int, out_features: int, is_aligned: bool) -> tuple[str, tuple[int, int]]:
@@ -148,7 +229,9 @@ class CudaLinear:
         return f"tiled_{height if is_aligned else 'any'}", (ceil_div(num_rows, 16 * height), column_tiles)
 
 
-def _can_join_while_loading(planes: PlanesTensor) -> bool:
-    """Whether 8 bytes of each plane can be read at once."""
-    parts = (planes.upper,) if planes.lower is None else (planes.upper, planes.lower)
-    return planes.shape[1] % 16 == 0 and all(part.data_ptr() % 8 == 0 for part in parts)
+def _has_to_be_joined(weight: QuantizedTensor | PlanesTensor) -> bool:
+    """Whether planes can't be joined while they are loaded: 8 bytes of each can't be read at once."""
+    if not isinstance(weight, PlanesTensor):
+        return False
+    parts = (weight.upper,) if weight.lower is None else (weight.upper, weight.lower)
+    return weight.shape[1] % 16 != 0 or any(part.data_ptr() % 8 for part in parts)

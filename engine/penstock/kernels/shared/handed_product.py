@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,8 +62,15 @@ class HandedProduct:
 
     def cross(self, crossing: Crossing, x: Tensor) -> bool:
         """Crossing.begin() of this product."""
-        part = self._matrix, None, x.shape[0]
-        return _cross(crossing, self._bits, [part], x, (self._matrix, self._weight))
+        matrix, num_rows = self._matrix, x.shape[0]
+        # Kept with the record, which stays where it is: each step has the same products.
+        known: dict[int, _Numbers] = matrix.__dict__.setdefault("numbers_of_rows", {})
+        numbers = known.get(num_rows)
+        if numbers is None:
+            numbers = known[num_rows] = _Numbers.of([(matrix, None, num_rows)])
+        return crossing.begin(
+            numbers.parts, numbers.sizes, self._bits, numbers.scratch_bytes, x, (matrix, self._weight)
+        )
 
     def _scratch_bytes(self, num_tokens: int) -> int:
         matrix = self._matrix
@@ -99,22 +106,26 @@ class HandedParts:
 
     def cross(self, crossing: Crossing, x: Tensor) -> bool:
         """Crossing.begin() of these products. x has all their rows."""
-        return _cross(crossing, self._bits, self._parts, x, self._products)
+        numbers = _Numbers.of(self._parts)
+        return crossing.begin(
+            numbers.parts, numbers.sizes, self._bits, numbers.scratch_bytes, x, self._products
+        )
 
 
-def _cross(crossing: Crossing, activation_bits: int, parts: Sequence[Part], x: Tensor, kept: object) -> bool:
-    """`kept` has the memory to which the parts point, their records included."""
-    numbers, num_padded, row_bytes = array("q"), 0, 0
-    for matrix, bias, num_rows in parts:
-        numbers.extend((ctypes.addressof(matrix), bias or 0, num_rows))
-        num_padded += padded_rows(num_rows)
-        row_bytes = max(row_bytes, token_bytes(matrix.in_features, matrix.num_groups))
-    first, _, _ = parts[0]
-    return crossing.begin(
-        numbers,
-        (first.in_features, first.out_features),
-        activation_bits,
-        scratch_bytes(len(parts), num_padded, row_bytes),
-        x,
-        kept,
-    )
+class _Numbers(NamedTuple):
+    """What Crossing.begin() takes of parts."""
+
+    parts: array[int]
+    sizes: tuple[int, int]
+    scratch_bytes: int
+
+    @classmethod
+    def of(cls, parts: Sequence[Part]) -> _Numbers:
+        numbers, num_padded, row_bytes = array("q"), 0, 0
+        for matrix, bias, num_rows in parts:
+            numbers.extend((ctypes.addressof(matrix), bias or 0, num_rows))
+            num_padded += padded_rows(num_rows)
+            row_bytes = max(row_bytes, token_bytes(matrix.in_features, matrix.num_groups))
+        first, _, _ = parts[0]
+        sizes = first.in_features, first.out_features
+        return cls(numbers, sizes, scratch_bytes(len(parts), num_padded, row_bytes))

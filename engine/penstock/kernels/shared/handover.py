@@ -41,12 +41,14 @@ class Handover(Protocol):
         compute: Callable[[Tensor], Tensor],
         product: CrossingProduct | HostProduct | None = None,
         fetch: Callable[[int, Tensor], None] | None = None,
+        y: Tensor | None = None,
     ) -> Tensor:
         """Have the processor make compute(x on the host) of what x (float32 [num_tokens, in_features] on the
         card) is now. Returns at once; the result, float32 [num_tokens, out_features] on the card, is there
-        for what is launched after join(). `product` computes the same as `compute`, and takes its place
-        if it is given and can: a CrossingProduct where the card has a `fetch` and few rows, a HostProduct
-        always. Raises HandoverError if an earlier `compute` has failed."""
+        for what is launched after join(). It lies in y, whose rows may have gaps between them, if y is given.
+        `product` computes the same as `compute`, and takes its place if it is given and can: a
+        CrossingProduct where the card has a `fetch` and few rows, a HostProduct always. Raises HandoverError
+        if an earlier `compute` has failed."""
 
     def join(self) -> None:
         """What is launched from now on waits for the results of begin()."""

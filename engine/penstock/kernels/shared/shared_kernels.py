@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
-import torch
 from torch import Tensor
 
 from penstock.kernels.operands import Matrix
@@ -26,10 +25,11 @@ class SharedKernels(ForwardingKernels):
         super().__init__(first)
         self._second, self._handover = second, handover
         self._handed: Callable[[Matrix], HostProduct | None] = getattr(second, "handed", lambda weight: None)
-        self._linear_parts: Callable[[Tensor, Sequence[Matrix]], list[Tensor]] = getattr(
-            first, "linear_parts", lambda x, weights: [first.linear(x, each) for each in weights]
+        self._write_products: Callable[[Tensor, Sequence[Matrix], Tensor], None] = getattr(
+            first, "write_products", partial(_write_products, first)
         )
-        self._fetch: Callable[[int, Tensor], None] | None = getattr(first, "fetch", None)
+        #: The card's, if it has one.
+        self.fetch: Callable[[int, Tensor], None] | None = getattr(first, "fetch", None)
         self.experts = SharedExperts(first, second, handover)
         #: Products of which the processor computed a share.
         self.num_shared = 0
@@ -46,22 +46,32 @@ class SharedKernels(ForwardingKernels):
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         if not isinstance(weight, SplitMatrix):
             return self._kernels.linear(x, weight, bias)
-        in_ram, parts = weight.in_ram, list[Tensor]()
-        if in_ram is None and len(weight.on_card) == 1:
-            return self._kernels.linear(x, weight.on_card[0], bias)
+        in_ram, on_card = weight.in_ram, weight.on_card
+        if in_ram is None and len(on_card) == 1:
+            return self._kernels.linear(x, on_card[0], bias)
+        y = x.new_empty(x.shape[0], weight.out_features)
         if in_ram is not None:
             self.num_shared += 1
-            theirs = self._handover.begin(
+            num_theirs = in_ram.out_features
+            self._handover.begin(
                 x,
-                in_ram.out_features,
+                num_theirs,
                 lambda rows: self._second.linear(rows, in_ram),
                 self._handed(in_ram),
-                self._fetch,
+                self.fetch,
+                y.narrow(1, weight.out_features - num_theirs, num_theirs),
             )
-        if weight.on_card:
-            parts += self._linear_parts(x, weight.on_card)
+        if on_card:
+            self._write_products(x, on_card, y)
         if in_ram is not None:
             self._handover.join()
-            parts.append(theirs)
-        y = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         return y if bias is None else y.add_(bias)
+
+
+def _write_products(kernels: Kernels, x: Tensor, weights: Sequence[Matrix], y: Tensor) -> None:
+    """CudaKernels.write_products() with kernels that have none."""
+    column = 0
+    for each in weights:
+        end = column + each.out_features
+        y[:, column:end] = kernels.linear(x, each)
+        column = end

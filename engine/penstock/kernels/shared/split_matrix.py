@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -11,18 +12,20 @@ from torch import Tensor
 from penstock.kernels.operands import Matrix
 
 
-class SplitMatrix(NamedTuple):
-    """The first parts lie where the card computes, the last one lies in RAM. Each part is a matrix in the
-    same format."""
-
+class _Parts(NamedTuple):
     on_card: tuple[Matrix, ...]
     in_ram: Matrix | None
+
+
+class SplitMatrix(_Parts):
+    """The first parts lie where the card computes, the last one lies in RAM. Each part is a matrix in the
+    same format."""
 
     @property
     def parts(self) -> tuple[Matrix, ...]:
         return self.on_card if self.in_ram is None else (*self.on_card, self.in_ram)
 
-    @property
+    @cached_property
     def out_features(self) -> int:
         return sum(part.out_features for part in self.parts)
 

@@ -51,6 +51,8 @@ class CudaHandover:
         #: Tensors that the stream still reads or writes. Nobody else may get their memory before join(), even
         #: if the step that they belong to was given up.
         self._held: list[Tensor] = []
+        #: Results whose rows have gaps between them, and what is copied there in one piece, until join().
+        self._apart: list[tuple[Tensor, Tensor]] = []
         #: Records of calls that may not be over before an event, and those that no event follows yet:
         #: a record lives from before its call is queued on, whatever fails then.
         self._records: deque[tuple[torch.cuda.Event, list[Any]]] = deque()
@@ -64,26 +66,30 @@ class CudaHandover:
         compute: Callable[[Tensor], Tensor],
         product: Any = None,
         fetch: Callable[[int, Tensor], None] | None = None,
+        y: Tensor | None = None,
     ) -> Tensor:
         """`product` is a CrossingProduct or a HostProduct, as kernels define them."""
         self.check()
         while self._records and self._records[0][0].query():  # type: ignore[no-untyped-call]
             self._records.popleft()
         x = x.contiguous()
-        y = x.new_empty(x.shape[0], out_features)
+        y = x.new_empty(x.shape[0], out_features) if y is None else y
         if product is not None and fetch is not None and self._cross(product, x):
             self._crossed = y, fetch
             return y
         if not hasattr(product, "function"):
             product = None  # a driver's thread can't compute it
-        self._held += [x, y]
+        own = y if y.is_contiguous() else torch.empty_like(y, memory_format=torch.contiguous_format)
+        if own is not y:
+            self._apart.append((y, own))
+        self._held += [x, own]
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(self._device))
         self._stream.wait_event(ready)
         num_rows = max(1, self._buffer.numel() // FLOAT_BYTES // (x.shape[1] + out_features))
         with torch.cuda.stream(self._stream):
             for first in range(0, x.shape[0], num_rows):
-                piece = x[first : first + num_rows], y[first : first + num_rows]
+                piece = x[first : first + num_rows], own[first : first + num_rows]
                 self._queue(*piece, compute, product)
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._done.record(self._stream)
@@ -96,6 +102,9 @@ class CudaHandover:
         if self._done is not None:
             torch.cuda.current_stream(self._device).wait_event(self._done)
         self._done = None
+        for y, own in self._apart:
+            y.copy_(own)
+        self._apart.clear()
         self._held.clear()
 
     def then(self, function: Callable[[], None]) -> None:
@@ -135,6 +144,7 @@ class CudaHandover:
         self._crossed = None
         self._worker.shutdown()
         self._work.clear()
+        self._apart.clear()
         self._held.clear()
         self._records.clear()
         self._new_records.clear()

@@ -18,6 +18,8 @@ Home = Literal["device", "host", "disk"]
 CUDA_CONTEXT_BYTES = 400 << 20
 #: Pinned memory through which a card and the processor hand activations and results to each other.
 HANDOVER_BYTES = 16 << 20
+#: Pinned memory through which a step's inputs come to a card.
+INLET_BYTES = 1 << 20
 
 
 class TierPlan(NamedTuple):
@@ -171,6 +173,7 @@ class MemoryPlan:
         used = self.embedding_bytes + self.layer_bytes("host") + self.adapter_bytes + self.kv_host_bytes
         used += self.heard_bytes + self.kv_spill_bytes
         if self.has_gpu:
+            used += INLET_BYTES
             used += HANDOVER_BYTES if self.kept_share is not None or self.shares_experts else 0
             used += self.num_host_expert_slots * self.expert_slot_bytes
             return used + self.num_host_slots * self.staging_slot_bytes

@@ -36,6 +36,9 @@ class SplitStep:
     other_s: float = 0.0
     #: Seconds of all crossings, where the processor has a share.
     crossings_s: float = 0.0
+    #: Seconds of the launches that such products take, for which the card waits: what it computes between two
+    #: crossings of few tokens has ended before the next launch.
+    launches_s: float = 0.0
     #: Experts that move to the card, which the link carries beside the rest; `other_s` has time for them.
     moved_bytes: float = 0.0
 
@@ -43,19 +46,24 @@ class SplitStep:
         """The step if `share` of the rest is streamed and the processor computes the others.
 
             window = max(((1 - x) S + slowed) / processor, (K + x S) / card)
-            t(x)   = max((x S + moved) / link, other + crossings + window)
+            t(x)   = max((x S + moved) / link, other + crossings + launches + window)
 
         Products wait for each other and for the card's other work, so that the processor computes in the
         window alone, and the link works all the time. While the link copies, it takes its rate of what RAM
         delivers, and the processor reads with the rest: `slowed` are the bytes that it could have read
         else."""
         streamed = share * self.rest_bytes
-        outside_s = self.other_s + (self.crossings_s if share < 1 else 0.0)
+        outside_s = self.other_s + (self.sharing_s if share < 1 else 0.0)
         carried = streamed + self.moved_bytes
         inside = max(0.0, carried - self.link_bps * outside_s)
         computing_s = (self.rest_bytes - streamed + inside * self._slowed) / self._processor
         window_s = max(computing_s, (self.kept_bytes + streamed) / self.card_bps)
         return max(carried / self.link_bps, outside_s + window_s)
+
+    @property
+    def sharing_s(self) -> float:
+        """Seconds that sharing costs, however little the processor computes."""
+        return self.crossings_s + self.launches_s
 
     @property
     def _processor(self) -> float:
@@ -76,7 +84,7 @@ class SplitStep:
         yield from (0.0, 1.0)
         if not self.rest_bytes:
             return
-        rest, outside, processor = self.rest_bytes, self.other_s + self.crossings_s, self._processor
+        rest, outside, processor = self.rest_bytes, self.other_s + self.sharing_s, self._processor
         slowed = self._slowed * rest / processor
         lines = (  # (seconds at a share of 0, what a share of 1 adds)
             (self.moved_bytes / self.link_bps, rest / self.link_bps),

@@ -83,10 +83,11 @@ def product_note(
 ) -> str:
     """What shared products bring, for people."""
     before, after = (predict_step(plan, footprint, hardware, config, 1, 1) for plan in (alone, shared))
-    texts = []
+    texts, sharing_s = [], 0.0
     for num_tokens in (1, 32):
         work = split_work(shared, footprint, hardware, config, num_tokens)
         if work is not None:
+            sharing_s = max(sharing_s, work.step.sharing_s if work.share < 1 else 0.0)
             texts.append(
                 f"with {num_tokens} token{'s' if num_tokens > 1 else ''} in a step the processor computes "
                 f"{work.processor_share:.0%} of the layers"
@@ -97,5 +98,6 @@ def product_note(
     return (
         f"the card and the processor share each product: the card keeps {kept:.0%} of each layer{beside}, "
         f"and {'; '.join(texts)}. A step of one token should take {after.seconds:.2g} s instead of "
-        f"{before.seconds:.2g} s (--share-products off decides otherwise)"
+        f"{before.seconds:.2g} s, and hand-overs and launches have {1e3 * sharing_s:.2g} ms of it "
+        "(--share-products off decides otherwise)"
     )

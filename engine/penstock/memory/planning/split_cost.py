@@ -15,6 +15,10 @@ from penstock.memory.planning.product_split import (
 from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, product_s
 from penstock.spec import ModelFootprint
 
+#: What is queued for a product of three parts: inputs become integers, two products, a copy to the processor,
+#: a flag that is written, one that is waited for, and results that are fetched.
+LAUNCHES = 7
+
 
 class SplitWork(NamedTuple):
     """A step, and the share of what lies in RAM that the card gets."""
@@ -59,6 +63,7 @@ def split_work(
         processor_s = max(1 / hardware.memory_read_gbps, 2 * rows * elements / hardware.int8_gops) / 1e9
     if window is None:
         window = expert_window(plan, footprint.experts, hardware, config.rows_per_token, num_tokens)
+    num_products = sum(map(len, footprint.matrices))
     step = SplitStep(
         kept,
         rest,
@@ -67,7 +72,8 @@ def split_work(
         1 / card_s,
         1 / processor_s if processor_s else float("inf"),
         LAYER_OVERHEAD_S * (footprint.num_layers - footprint.num_encoder_layers) + window.seconds,
-        lane.crossing_s * sum(map(len, footprint.matrices)),
+        lane.crossing_s * num_products,
+        lane.launch_s * LAUNCHES * num_products,
         footprint.experts.num_bytes * window.demand.num_missing,
     )
     return SplitWork(step, _whole(step))

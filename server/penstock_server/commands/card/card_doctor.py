@@ -22,7 +22,7 @@ from penstock.kernels.cuda.kept_check import driver_version
 from penstock.kernels.cuda.kernels import CudaKernels
 from penstock.kernels.cuda.launcher import CudaLauncher
 from penstock.kernels.cuda.self_check import cases, mismatches
-from penstock.measure import card_crossing_s, device_rates
+from penstock.measure import card_crossing_s, card_launch_s, device_rates
 from penstock.memory.cuda_lane import CudaLane
 from penstock.memory.hardware import num_physical_cores, pinnable_bytes, total_memory_bytes
 from penstock.memory.lane import gpu_trouble
@@ -126,7 +126,10 @@ def _rates(device: torch.device, cache_dir: Path) -> dict[str, float]:
     config = EngineConfig(device=str(device))
     rates = device_rates(config, device, cache_dir)
     with contextlib.closing(CudaLane(device.index)) as lane:
-        return rates | {"to the processor and back, us": 1e6 * card_crossing_s(lane, config, cache_dir)}
+        return rates | {
+            "to the processor and back, us": 1e6 * card_crossing_s(lane, config, cache_dir),
+            "a launch, us": 1e6 * card_launch_s(lane, config, cache_dir),
+        }
 
 
 def _trial_in_a_process(device: str, cache_dir: Path) -> dict[str, str]:

@@ -51,7 +51,7 @@ def test_a_card_that_works(
     assert code == 0, text
     assert "ok kernels    4 calls" in text and "nothing is wrong" in text
     assert report["machine"]["card"] == "Pretended GTX 1060" and report["rates"]["memory_gbps"] == 150.0
-    assert report["rates"]["to the processor and back, us"] > 0
+    assert report["rates"]["to the processor and back, us"] > 0 < report["rates"]["a launch, us"]
     assert list(report["model"].values()) == ["ok"] * 6 and report["kernels"]["mismatches"] == []
     assert not list((tmp_path / "cache").glob("experts/*")), "the trial's models are gone"
 
