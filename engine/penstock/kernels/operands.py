@@ -206,6 +206,19 @@ class StateSlots:
         return StateSlots(**moved)
 
 
+@dataclass(frozen=True)
+class RamSplits:
+    """Splits of 256 keys to which the processor attends where they lie: in RAM, beside a card. A token that has
+    them sees none of their keys in the card's memory."""
+
+    #: Of each, one token's: the token's row in the step, its position, the split, and the place of the result.
+    #: int32 [num_items, 4]
+    items: Tensor
+    #: The splits' blocks, counted through those in RAM: int32 [num_items, 256 / block_size].
+    blocks: Tensor
+    num_places: int
+
+
 class WritesKV(Protocol):
     """Kernels that write K and V."""
 
