@@ -4,19 +4,35 @@ card's kernel."""
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from emulated_cuda import COMPILER, EmulatedLauncher
 from kernel_cases import paged_batch
+from pretended_card import engines
+from test_kv_spill_beside_a_card import (
+    PARAMS,
+    PLAIN,
+    answers,
+    check_nothing_is_left,
+    load,
+    on_a_card,
+    prompts,
+    spilled,
+)
+from tiny_models import build
 from torch import Tensor
 
+from penstock.generation import layer_caches
 from penstock.kernels.cpu_builds import compiled_builds, load_library
 from penstock.kernels.cuda.attention import SPLIT_KEYS
 from penstock.kernels.cuda.kernels import CudaKernels
 from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, RamSplits
 from penstock.kernels.shared.attended import HandedAttention
+from penstock.loader import reading
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to run the CUDA sources with")
 
@@ -83,3 +99,39 @@ def test_partial_results_are_the_cards(
             num_seen += 1
             assert torch.equal(found[place].view(torch.int32), theirs[token, :, split].view(torch.int32)), build
         assert num_seen >= 3
+
+
+LONG = replace(
+    PLAIN, kernels="auto", max_model_len=640, max_num_batched_tokens=160, num_kv_tokens=1600, max_num_seqs=3
+)
+
+
+@on_a_card
+@pytest.mark.parametrize(
+    ("name", "more"), [("Llama", {}), ("Gemma 2", {"kv_dtype": "float32"}), ("Mistral", {"kv_dtype": "int8"})]
+)
+def test_answers_are_those_of_a_card_with_room_for_all(
+    name: str, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the processor's share, by flags and by the driver's functions, and without."""
+    build(name, tmp_path, max_position_embeddings=640)
+    asked, plain = prompts(550, 300, 20), replace(LONG, **more)
+    params = replace(PARAMS, max_tokens=4)
+    monkeypatch.setattr(layer_caches, "GAP_BYTES", 0)
+    with engines.card_with_kernels() as card:
+        expected = answers(tmp_path, plain, "cuda", asked, params)
+        config = spilled(tmp_path, plain, num_in_ram=70)
+        read_bytes = []
+        for has_flags, share in ((True, 1.0), (True, 0.0), (True, 0.5), (False, 1.0)):
+            card.driver.fake_stream_values(has_flags)
+            monkeypatch.setattr(reading, "ram_share", lambda *_, share=share: share)
+            with load(tmp_path, config, "cuda") as engine:
+                assert engine.generate(asked, params) == expected
+                beside = engine.executor.family.kernels._attention._beside
+                assert (beside.num_handed > 0) == (share > 0)
+                stats = engine.metrics.kv_spill
+                assert stats is not None
+                read_bytes.append(stats.read_bytes)
+            del engine, beside
+        assert read_bytes[0] == read_bytes[3] < read_bytes[2] < read_bytes[1]
+        check_nothing_is_left(card)

@@ -216,7 +216,20 @@ class RamSplits:
     items: Tensor
     #: The splits' blocks, counted through those in RAM: int32 [num_items, 256 / block_size].
     blocks: Tensor
+    #: A multiple of the number of the step's tokens.
     num_places: int
+
+
+@dataclass(frozen=True)
+class RamKV:
+    """What a layer's tokens see in RAM, beside a card."""
+
+    #: The layer's blocks that lie in RAM.
+    kv: LayerKV
+    splits: RamSplits
+    #: The items' rows and splits, int64 [num_items] each, on the card.
+    tokens: Tensor
+    numbers: Tensor
 
 
 class WritesKV(Protocol):
@@ -253,6 +266,9 @@ class BatchLayout:
     #: their rows, and the slots. int64 [num_copies]; None where there are none.
     copied_rows: Tensor | None = None
     copied_slots: Tensor | None = None
+    #: Splits of keys that are not in the card's memory, and whose first block is below 0 in block_tables. None
+    #: where there are none; kernels get others only if they attend beside the processor (room_in_ram()).
+    in_ram: RamKV | None = None
 
     def to(self, device: torch.device) -> BatchLayout:
         """On a device; queued, if it is a GPU."""

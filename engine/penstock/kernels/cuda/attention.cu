@@ -382,6 +382,7 @@ template <int SLICES, int WARPS, int ROWS, int KIND> __device__ inline void atte
     if (a.partials) {
         if ((int)blockIdx.z < split || (int)blockIdx.z >= end_split) return;
         split = blockIdx.z, end_split = split + 1;
+        if (table[split * SPLIT_KEYS / a.block_size] < 0) return; /* the processor attends to the split */
     }
 
     for (int r = warp; r < HEIGHT; r += WARPS)

@@ -4,18 +4,20 @@ attention, which has the bits of the card's."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.operands import AttentionSpec, LayerKV, RamSplits
+from penstock.kernels.operands import AttentionSpec, LayerKV, RamKV, RamSplits
 from penstock.kernels.shared.crossing import Crossing, open_crossing
+from penstock.kernels.shared.handover import Handover
 
-#: As in cpu/attended.h.
-SPLIT_KEYS, ATTENDED_DIM = 256, 256
+#: Of cpu/attended.h: the most dimensions of a head.
+ATTENDED_DIM = 256
+#: Inputs and results of a step that cross: less than a crossing has room for.
+MOST_FLOATS = 1_000_000
 
 
 class AttendedRecord(ctypes.Structure):
@@ -53,3 +55,53 @@ class HandedAttention:
         y = q.new_empty(self._num_places, self._row)
         self._library.penstock_attend(ctypes.byref(self._record), q.data_ptr(), y.data_ptr())
         return y
+
+    def open_crossing(self, driver: Any, memory: Tensor, device: torch.device) -> Crossing | None:
+        """open_crossing() for this attention, and products of the same kernels."""
+        return open_crossing(self._library, driver, memory, device)
+
+    def cross(self, crossing: Crossing, q: Tensor) -> bool:
+        """Crossing.attend() with q on the card."""
+        num_results = self._num_places * self._row
+        return crossing.attend(ctypes.addressof(self._record), num_results, q, (self._record, self._kept))
+
+
+class AttentionBeside:
+    """The processor's part of a card's attention, handed over."""
+
+    def __init__(
+        self,
+        attended: Callable[[RamKV, AttentionSpec], HandedAttention],
+        handover: Handover,
+        fetch: Callable[[int, Tensor], None],
+    ) -> None:
+        """`attended` is NativeKernels.attended(), `fetch` the card's."""
+        self._attended, self._handover, self._fetch = attended, handover, fetch
+        #: Layers' steps in which the processor has attended.
+        self.num_handed = 0
+
+    def room(self, num_tokens: int, num_heads: int, head_dim: int) -> int:
+        """How many places results of a step of so many tokens may have."""
+        if head_dim > ATTENDED_DIM:
+            return 0
+        left = MOST_FLOATS - num_tokens * num_heads * head_dim
+        return max(0, left // (num_heads * (head_dim + 2)) // num_tokens * num_tokens)
+
+    def begin(self, q: Tensor, in_ram: RamKV, spec: AttentionSpec) -> Tensor:
+        """Have the processor attend with q [num_tokens, num_heads, head_dim] on the card. Behind join(), the
+        result has the items' partial results, float32 [num_items, num_heads, head_dim + 2]."""
+        self.num_handed += 1
+        num_tokens, num_heads, head_dim = q.shape
+        handed, row = self._attended(in_ram, spec), num_heads * (head_dim + 2)
+        num_places = in_ram.splits.num_places
+        y = self._handover.begin(
+            q.reshape(num_tokens, -1),
+            num_places // num_tokens * row,
+            lambda x: handed.compute(x.contiguous()).view(num_tokens, -1),
+            handed,
+            self._fetch,
+        )
+        return y.view(num_places, num_heads, head_dim + 2)[: len(in_ram.splits.items)]
+
+    def join(self) -> None:
+        self._handover.join()
