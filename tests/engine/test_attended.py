@@ -1,5 +1,5 @@
-"""Attention of the processor to keys in RAM beside a card: the partial results of a split have the bits of the
-card's kernel."""
+"""Attention of the processor to keys in RAM beside a card: a split's partial results have the bits of the
+card's kernel, and answers are those of a card that has room for all keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from penstock.generation import layer_caches
 from penstock.kernels.cpu_builds import compiled_builds, load_library
 from penstock.kernels.cuda.attention import SPLIT_KEYS
 from penstock.kernels.cuda.kernels import CudaKernels
-from penstock.kernels.operands import AttentionSpec, BatchLayout, LayerKV, RamSplits
+from penstock.kernels.operands import AttentionSpec, BatchLayout, RamSplits
 from penstock.kernels.shared.attended import HandedAttention
 from penstock.loader import reading
 
@@ -87,8 +87,8 @@ def test_partial_results_are_the_cards(
     CudaKernels(launcher).paged_attention(3 * q, kv, layout, spec)
     splits = whole_splits(layout, block_size)
     theirs = launcher.partials.view(len(q), heads[0], -1, head_dim + 2)
-    for build in compiled_builds():
-        _, library = load_library(build)
+    for made in compiled_builds():
+        _, library = load_library(made)
         mine = HandedAttention(library, kv, splits, spec).compute((3 * q).flatten(1).contiguous())
         found = mine.view(-1, heads[0], head_dim + 2)
         num_seen = 0
@@ -97,7 +97,9 @@ def test_partial_results_are_the_cards(
                 assert bool((found[place, :, 0] == -torch.inf).all())
                 continue  # the card leaves out what no row of its block sees
             num_seen += 1
-            assert torch.equal(found[place].view(torch.int32), theirs[token, :, split].view(torch.int32)), build
+            assert torch.equal(found[place].view(torch.int32), theirs[token, :, split].view(torch.int32)), (
+                made
+            )
         assert num_seen >= 3
 
 

@@ -58,8 +58,8 @@ class Executor:
         """`embedding` is on the host. Everything else is on the device to which the streamer brings the
         layers. `head` is complete (with_head()). `max_rows`: logits of at most so many tokens are in memory
         at a time. `places`: the places in the model of the layers that the streamer brings; (): it brings all
-        layers, in their order. `attends_in_ram`: who attends to keys and values that lie in RAM beside a card,
-        if anybody does."""
+        layers, in their order. `attends_in_ram`: who attends to keys and values in RAM beside a card, if
+        anybody does."""
         family.share(embedding)
         self._family = family
         self._embedding = embedding

@@ -182,9 +182,7 @@ class _SpillPlan(NamedTuple):
         gap = GAP_BYTES // cache.part_bytes
         sources = torch.tensor([source for source, _ in copies], dtype=torch.int64)
         of_view = {
-            view: runs(
-                _spilled([*_past_blocks(layout, view, size, attended.get(view)), sources], first), gap
-            )
+            view: runs(_spilled([*_past_blocks(layout, view, size, attended.get(view)), sources], first), gap)
             for view in set(views)
         }
         return cls([of_view[view] for view in views], runs(written))

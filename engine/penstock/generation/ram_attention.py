@@ -56,8 +56,8 @@ class RamAttention:
 
     @classmethod
     def of(cls, cache: SpilledKVCache, spec: ModelSpec, beside: AttendsInRam) -> RamAttention | None:
-        """None where blocks are in a file, or have no keys and values of their own (latents), or where a split
-        is no whole number of blocks."""
+        """None where blocks are in a file, or have no keys and values of their own (latents), or where a
+        split is no whole number of blocks."""
         is_in_file = cache.parts_in_ram(0) is None
         if is_in_file or len(cache.parts) != 2 or SPLIT_KEYS % cache.block_size or not beside.share:
             return None
@@ -98,7 +98,9 @@ class RamAttention:
             if len(items) + end - first > room:
                 break
             is_in_ram[seq, split * size : (split + 1) * size] = True
-            of_split = [block - cache.num_resident for block in tables[seq][split * size : (split + 1) * size]]
+            of_split = [
+                block - cache.num_resident for block in tables[seq][split * size : (split + 1) * size]
+            ]
             for token in range(first, end):
                 items.append((token, pasts[seq] + token - first, split, len(items)))
                 blocks.append(of_split)

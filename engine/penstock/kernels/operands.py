@@ -208,11 +208,11 @@ class StateSlots:
 
 @dataclass(frozen=True)
 class RamSplits:
-    """Splits of 256 keys to which the processor attends where they lie: in RAM, beside a card. A token that has
-    them sees none of their keys in the card's memory."""
+    """Splits of 256 keys to which the processor attends where they lie: in RAM, beside a card. A token that
+    has them sees none of their keys in the card's memory."""
 
-    #: Of each, one token's: the token's row in the step, its position, the split, and the place of the result.
-    #: int32 [num_items, 4]
+    #: Of each, one token's: the token's row in the step, its position, the split, and the place of the
+    #: result. int32 [num_items, 4]
     items: Tensor
     #: The splits' blocks, counted through those in RAM: int32 [num_items, 256 / block_size].
     blocks: Tensor
@@ -266,8 +266,8 @@ class BatchLayout:
     #: their rows, and the slots. int64 [num_copies]; None where there are none.
     copied_rows: Tensor | None = None
     copied_slots: Tensor | None = None
-    #: Splits of keys that are not in the card's memory, and whose first block is below 0 in block_tables. None
-    #: where there are none; kernels get others only if they attend beside the processor (room_in_ram()).
+    #: Splits of keys that are not in the card's memory, and whose blocks are below 0 in block_tables. None
+    #: where there are none; only kernels that leave them to the processor (room_in_ram()) get others.
     in_ram: RamKV | None = None
 
     def to(self, device: torch.device) -> BatchLayout:

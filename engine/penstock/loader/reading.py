@@ -108,7 +108,7 @@ def _is_invariant(opened: OpenModel, executor: Executor, kv_layout: KVLayout) ->
 
 
 def _kernels_beside_ram(kernels: Kernels, plan: MemoryPlan, config: ResolvedConfig, lane: Lane) -> Kernels:
-    """Where keys and values lie in RAM beside a card, the card's kernels leave a part of them to the processor."""
+    """Where keys and values lie in RAM beside a card, its kernels leave a part of them to the processor."""
     if not plan.has_gpu or not plan.kv_spill_bytes:
         return kernels
     return attending_in_ram(kernels, host_kernels(config), lane.handover)

@@ -76,9 +76,7 @@ class Crossing:
         if begin + FLOAT_BYTES * num_results > self._memory.numel():
             return False
         stream = self._current_stream(self._device_index)
-        error = self._library.penstock_crossing_attend(
-            self._handle, record, q.numel(), q.data_ptr(), stream
-        )
+        error = self._library.penstock_crossing_attend(self._handle, record, q.numel(), q.data_ptr(), stream)
         if error == FULL:
             return False
         self._check(error)

@@ -26,8 +26,8 @@ def splits_in_ram(
     written: Container[int],
 ) -> Iterator[int]:
     """The splits that are whole, of keys that were computed before the step, and lie in RAM: the blocks of
-    the sequence from num_resident on, without those that the step writes. `first_seen`: the first key that the
-    sequence's first token of the step sees."""
+    the sequence from num_resident on, without those that the step writes. `first_seen`: the first key that
+    the sequence's first token of the step sees."""
     size = SPLIT_KEYS // block_size
     for split in range(first_seen // SPLIT_KEYS, num_past // SPLIT_KEYS):
         blocks = table[split * size : (split + 1) * size]
