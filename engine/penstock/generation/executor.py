@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.generation.layer_caches import KVSweep, layer_caches
 from penstock.generation.model_inputs import EncodedInputs, ModelInputs
+from penstock.generation.ram_attention import AttendsInRam
 from penstock.kernels import BatchLayout
 from penstock.memory.inlet.plain_inlet import PlainInlet
 from penstock.memory.kv_cache import KVCache
@@ -55,18 +56,20 @@ class Executor:
         max_rows: int = 64,
         places: Sequence[int] = (),
         inlet: Inlet | None = None,
+        attends_in_ram: AttendsInRam | None = None,
     ) -> None:
         """`embedding` is on the host. Everything else is on the device to which the streamer brings the
         layers. `head` is complete (with_head()). `max_rows`: logits of at most so many tokens are in memory
         at a time. `places`: the places in the model of the layers that the streamer brings; (): it brings all
-        layers, in their order. `inlet`: None copies tensor by tensor."""
+        layers, in their order. `inlet`: None copies tensor by tensor. `attends_in_ram`: who attends to keys
+        and values in RAM beside a card, if anybody does."""
         family.share(embedding)
         self._family = family
         self._embedding = embedding
         self._head = head
         self._streamer = streamer
         self._kv_cache = kv_cache
-        self.caches = layer_caches(kv_cache, family.spec)
+        self.caches = layer_caches(kv_cache, family.spec, attends_in_ram)
         self._max_rows = max_rows
         self._places = places
         self._inlet = inlet or PlainInlet(streamer.torch_device)

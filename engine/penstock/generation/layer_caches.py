@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from penstock.generation.model_inputs import ModelInputs
+from penstock.generation.ram_attention import Attended, AttendsInRam, ChosenSplits, RamAttention
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.kv_spill.runs import runs
@@ -55,9 +56,11 @@ class LayerCaches(Protocol):
         be known before the step: none, if all blocks are in memory."""
 
 
-def layer_caches(cache: KVCache | SpilledKVCache, spec: ModelSpec) -> LayerCaches:
-    """Of either kind of cache."""
-    return ResidentCaches(cache) if isinstance(cache, KVCache) else SpilledCaches(cache, spec)
+def layer_caches(
+    cache: KVCache | SpilledKVCache, spec: ModelSpec, beside: AttendsInRam | None = None
+) -> LayerCaches:
+    """Of either kind of cache. `beside`: who attends to blocks in RAM, if anybody does."""
+    return ResidentCaches(cache) if isinstance(cache, KVCache) else SpilledCaches(cache, spec, beside)
 
 
 class ResidentCaches:
@@ -89,8 +92,9 @@ class ResidentCaches:
 class SpilledCaches:
     """Some blocks are in a file, or beside a card in the host's memory."""
 
-    def __init__(self, cache: SpilledKVCache, spec: ModelSpec) -> None:
+    def __init__(self, cache: SpilledKVCache, spec: ModelSpec, beside: AttendsInRam | None = None) -> None:
         self._cache = cache
+        self._beside = None if beside is None else RamAttention.of(cache, spec, beside)
         self._kv = LayerKV(cache.layout, cache.parts)
         #: What a layer sees of the past.
         self._views = [
@@ -101,12 +105,17 @@ class SpilledCaches:
     @contextlib.contextmanager
     def sweep(self, inputs: ModelInputs) -> Generator[KVSweep, None, None]:
         cache, layout, copies = self._cache, inputs.layout, inputs.block_copies
-        plan, rows = _SpillPlan.of(layout, copies, cache, self._views), _Rows.of(layout, cache)
+        written, attended = _written(layout, copies, cache), Attended()
+        if self._beside is not None:
+            attended = self._beside.choose(layout, set(self._views), written)
+        plan = _SpillPlan.of(layout, copies, cache, self._views, written, attended)
+        rows = _Rows.of(layout, cache)
+        sweep = _SpilledSweep(cache, self._kv, rows, copies, None, self._views, attended, self._beside)
         if not plan.writes and not any(plan.reads):
-            yield _SpilledSweep(cache, self._kv, rows, copies, None)
+            yield sweep
             return
         with cache.turns(plan.reads, plan.writes) as turns:
-            yield _SpilledSweep(cache, self._kv, rows, copies, turns)
+            yield sweep._replace(turns=turns)
             turns.finish()
 
     def expected_bytes(self, pasts: Iterable[Past]) -> int:
@@ -132,6 +141,9 @@ class _SpilledSweep(NamedTuple):
     rows: _Rows
     copies: Copies
     turns: Turns | None
+    views: Sequence[AttentionSpec]
+    attended: Attended
+    beside: RamAttention | None
 
     def layers(self, indices: Sequence[int]) -> list[LayerKV] | None:
         return None
@@ -141,7 +153,11 @@ class _SpilledSweep(NamedTuple):
         if self.turns is not None:
             self.turns.begin(index)
         self.cache.copy_blocks(index, self.copies)
-        yield self.kv, self.rows.in_layer(index, layout, self.cache)
+        rows = self.rows.in_layer(index, layout, self.cache)
+        chosen = self.attended.get(self.views[index])
+        if chosen is not None and self.beside is not None:
+            rows = self.beside.in_layer(index, rows, chosen)
+        yield self.kv, rows
         if self.turns is not None:
             self.turns.end(index)
 
@@ -154,20 +170,30 @@ class _SpillPlan(NamedTuple):
 
     @classmethod
     def of(
-        cls, layout: BatchLayout, copies: Copies, cache: SpilledKVCache, views: Sequence[AttentionSpec]
+        cls,
+        layout: BatchLayout,
+        copies: Copies,
+        cache: SpilledKVCache,
+        views: Sequence[AttentionSpec],
+        written: list[int],
+        attended: Attended,
     ) -> _SpillPlan:
         first, size = cache.num_resident, cache.block_size
         gap = GAP_BYTES // cache.part_bytes
         sources = torch.tensor([source for source, _ in copies], dtype=torch.int64)
-        targets = torch.tensor([target for _, target in copies], dtype=torch.int64)
         of_view = {
-            view: runs(_spilled([*_past_blocks(layout, view, size), sources], first), gap)
+            view: runs(_spilled([*_past_blocks(layout, view, size, attended.get(view)), sources], first), gap)
             for view in set(views)
         }
-        slots = [layout.slot_mapping]
-        slots += [] if layout.copied_slots is None else [layout.copied_slots]
-        written = [*(each // size for each in slots), targets]
-        return cls([of_view[view] for view in views], runs(_spilled(written, first)))
+        return cls([of_view[view] for view in views], runs(written))
+
+
+def _written(layout: BatchLayout, copies: Copies, cache: SpilledKVCache) -> list[int]:
+    """The spilled blocks that every layer changes, in rising order."""
+    targets = torch.tensor([target for _, target in copies], dtype=torch.int64)
+    slots = [layout.slot_mapping]
+    slots += [] if layout.copied_slots is None else [layout.copied_slots]
+    return _spilled([*(each // cache.block_size for each in slots), targets], cache.num_resident)
 
 
 def _spilled(blocks: Sequence[Tensor], first: int) -> list[int]:
@@ -177,13 +203,19 @@ def _spilled(blocks: Sequence[Tensor], first: int) -> list[int]:
     return chosen
 
 
-def _past_blocks(layout: BatchLayout, view: AttentionSpec, block_size: int) -> list[Tensor]:
-    """The blocks of each sequence with tokens that were computed before, and that its tokens see."""
+def _past_blocks(
+    layout: BatchLayout, view: AttentionSpec, block_size: int, attended: ChosenSplits | None
+) -> list[Tensor]:
+    """The blocks of each sequence with tokens that were computed before, and that its tokens see on the
+    card."""
+    tables = layout.block_tables
+    if attended is not None:
+        tables = tables.masked_fill(attended.is_in_ram, -1)
     past = layout.context_lens - layout.query_start.diff()
     sees_all = layout.prefix_lens is not None
     return [
         table[(0 if sees_all else view.first_seen(num_past)) // block_size : -(-num_past // block_size)]
-        for table, num_past in zip(layout.block_tables, past.tolist(), strict=True)
+        for table, num_past in zip(tables, past.tolist(), strict=True)
     ]
 
 

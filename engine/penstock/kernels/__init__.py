@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -40,12 +41,15 @@ from penstock.kernels.operands import (
     LayerKV,
     Matrix,
     QuantizedTensor,
+    RamKV,
+    RamSplits,
     RouterFunction,
     StateSlots,
 )
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import ForwardingKernels, Kernels, KernelTraits
 from penstock.kernels.reference import ReferenceKernels
+from penstock.kernels.shared.attended import AttentionBeside
 from penstock.kernels.shared.handover import Handover
 from penstock.kernels.shared.shared_kernels import SharedKernels
 from penstock.kernels.shared.split_matrix import SplitMatrix
@@ -56,6 +60,7 @@ __all__ = [
     "ActivationFunction",
     "Arriving",
     "AttentionSpec",
+    "CudaKernels",
     "BatchLayout",
     "ClampedGate",
     "DistanceBias",
@@ -80,9 +85,12 @@ __all__ = [
     "RouterFunction",
     "Routing",
     "SharedKernels",
+    "RamKV",
+    "RamSplits",
     "SplitMatrix",
     "StackedMatrix",
     "StateSlots",
+    "attending_in_ram",
     "choose_kernels",
     "settle_all",
     "expected_traits",
@@ -94,6 +102,14 @@ _PLAIN: dict[KernelChoice, type[TorchKernels | ReferenceKernels]] = {
     "torch": TorchKernels,
     "reference": ReferenceKernels,
 }
+
+
+def attending_in_ram(kernels: Kernels, others: Kernels, handover: Callable[[], Handover]) -> Kernels:
+    """A card's kernels, which leave keys and values in RAM to `others`, the processor's; or the same kernels,
+    where either of them can't."""
+    if not isinstance(kernels, CudaKernels) or not isinstance(others, NativeKernels):
+        return kernels
+    return kernels.beside(AttentionBeside(others.attended, handover(), kernels.fetch))
 
 
 def choose_kernels(

@@ -40,6 +40,7 @@
 #include "cpu/experts.h"
 #include "cpu/low_rank.h"
 #include "cpu/attention.h"
+#include "cpu/attended.h"
 #include "cpu/heads.h"
 #include "cpu/sublayers/attention_sublayer.h"
 #include "cpu/sublayers/layers.h"

@@ -32,6 +32,7 @@ from penstock.kernels.operands import (
     LayerKV,
     Matrix,
     QuantizedTensor,
+    RamKV,
     RouterFunction,
     address,
     gated_code,
@@ -39,6 +40,7 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.native import NativeRecurrences
+from penstock.kernels.shared.attended import HandedAttention
 from penstock.kernels.shared.handed_product import HandedParts, HandedProduct
 from penstock.kernels.sublayers.native import NativeSublayers
 from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, partial_bytes
@@ -87,6 +89,10 @@ class NativeKernels(NativeRecurrences):
     def multiplies_bytes(self) -> bool:
         """Whether products are faster with 8-bit activations than with 16-bit ones."""
         return bool(self._library.penstock_multiplies_bytes())
+
+    def attended(self, in_ram: RamKV, spec: AttentionSpec) -> HandedAttention:
+        """Attention to a layer's keys and values in RAM, for a card to hand over."""
+        return HandedAttention(self._library, in_ram.kv, in_ram.splits, spec)
 
     def set_num_threads(self, num_threads: int) -> int:
         """Set the threads of all native kernels of this process. Returns how many there are now; the log says

@@ -128,7 +128,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.penstock_write_kv.restype = library.penstock_attention_sublayer.restype = _I
     library.penstock_layers.restype = _I
     library.penstock_crossing_begin.restype = library.penstock_crossing_end.restype = _I
-    library.penstock_crossing_wait.restype = _I
+    library.penstock_crossing_wait.restype = library.penstock_crossing_attend.restype = _I
     library.penstock_crossing_open.restype = _P
     return library
 
@@ -166,8 +166,10 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
         _P, _N, _P, _N, _P, _P, _P, _N, _P, _P, _P, _N, _I, _F, _F, _I, _P, _P, _P, _P
     ),
     "penstock_handed_product": (_P,),
+    "penstock_attend": (_P, _P, _P),
     "penstock_crossing_open": (_P, _P, _P, _N, _P),
     "penstock_crossing_begin": (_P, _P, _N, _N, _N, _N, _P),
+    "penstock_crossing_attend": (_P, _P, _N, _N, _P),
     "penstock_crossing_end": (_P, _P),
     "penstock_crossing_wait": (_P, _P),
     "penstock_crossing_close": (_P,),

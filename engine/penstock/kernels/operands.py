@@ -201,6 +201,32 @@ class StateSlots:
     save_slots: Tensor
 
 
+@dataclass(frozen=True)
+class RamSplits:
+    """Splits of 256 keys to which the processor attends where they lie: in RAM, beside a card. A token that
+    has them sees none of their keys in the card's memory."""
+
+    #: Of each, one token's: the token's row in the step, its position, the split, and the place of the
+    #: result. int32 [num_items, 4]
+    items: Tensor
+    #: The splits' blocks, counted through those in RAM: int32 [num_items, 256 / block_size].
+    blocks: Tensor
+    #: A multiple of the number of the step's tokens.
+    num_places: int
+
+
+@dataclass(frozen=True)
+class RamKV:
+    """What a layer's tokens see in RAM, beside a card."""
+
+    #: The layer's blocks that lie in RAM.
+    kv: LayerKV
+    splits: RamSplits
+    #: The items' rows and splits, int64 [num_items] each, on the card.
+    tokens: Tensor
+    numbers: Tensor
+
+
 class WritesKV(Protocol):
     """Kernels that write K and V."""
 
@@ -235,6 +261,9 @@ class BatchLayout:
     #: their rows, and the slots. int64 [num_copies]; None where there are none.
     copied_rows: Tensor | None = None
     copied_slots: Tensor | None = None
+    #: Splits of keys that are not in the card's memory, and whose blocks are below 0 in block_tables. None
+    #: where there are none; only kernels that leave them to the processor (room_in_ram()) get others.
+    in_ram: RamKV | None = None
 
     def to(self, device: torch.device) -> BatchLayout:
         """On a device; queued, if it is a GPU."""

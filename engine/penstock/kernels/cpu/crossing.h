@@ -1,7 +1,8 @@
-/* A thread that computes products which a card hands over. Part of cpu.c.
+/* A thread that computes products, and attends to keys, which a card hands over. Part of cpu.c.
  *
  * What crosses at once are the parts of one call: a product, or those of several experts. Each part has a matrix and
- * rows of its own; all matrices have the same sizes, and the rows lie one below the other, inputs and results alike.
+ * rows of its own; all matrices have the same sizes, and the rows lie one below the other, inputs and results alike. Or it is
+ * a step's queries, which attend to splits of keys (attended.h); "product" below stands for both.
  *
  * Card and thread see the same few numbers in pinned memory. Behind the copy of a product's inputs, the card's
  * stream writes the product's number to `asked`; the thread computes, and writes the number to `done`, for which
@@ -38,6 +39,8 @@ typedef struct {
 typedef struct {
     const handed_part *parts;
     int64_t num_parts, num_rows, activation_bits, scratch_bytes;
+    const attended *attended; /* in place of parts; or NULL */
+    int64_t num_inputs;       /* floats */
 } handed;
 
 /* The driver's functions, in the order in which Crossing (crossing.py) gives them. */
@@ -73,8 +76,7 @@ INLINE atomic_uint *crossing_done(crossing *c) { return (atomic_uint *)(c->memor
 
 INLINE float *crossing_inputs(crossing *c) { return (float *)(c->memory + CROSSING_HEAD); }
 INLINE float *crossing_results(crossing *c, const handed *h) {
-    const int64_t num_inputs = h->num_rows * h->parts->matrix->in_features;
-    return crossing_inputs(c) + (num_inputs + ROUND_FLOATS - 1) / ROUND_FLOATS * ROUND_FLOATS;
+    return crossing_inputs(c) + (h->num_inputs + ROUND_FLOATS - 1) / ROUND_FLOATS * ROUND_FLOATS;
 }
 
 /* All threads share the work of all parts, in one region that quantizes and one that multiplies: experts often have
@@ -145,7 +147,9 @@ static void *crossing_thread(void *argument) {
             c->scratch = aligned_alloc(4096, c->scratch_bytes);
             if (c->scratch == NULL) abort();
         }
-        multiply_parts(&h, crossing_inputs(c), crossing_results(c, &h), c->scratch);
+        float *x = crossing_inputs(c), *y = crossing_results(c, &h);
+        if (h.attended) penstock_attend(h.attended, x, y);
+        else multiply_parts(&h, x, y, c->scratch);
         atomic_store(&c->computed, number);
         atomic_store(crossing_done(c), number);
     }
@@ -192,21 +196,17 @@ EXPORT int penstock_crossing_end(crossing *c, void *stream) {
     return error;
 }
 
-/* Queues the copy of x, the rows of all parts, on the stream, and gives the parts to the thread. Returns the driver's
- * error, or CROSSING_FULL. */
-EXPORT int penstock_crossing_begin(crossing *c, const handed_part *parts, int64_t num_parts, int64_t activation_bits,
-                                   int64_t scratch_bytes, uint64_t x, void *stream) {
+/* Queues the copy of the inputs x on the stream, and gives the product to the thread. Returns the driver's error, or
+ * CROSSING_FULL. */
+static int give(crossing *c, const handed *h, uint64_t x, void *stream) {
     const uint32_t number = atomic_load(&c->given) + 1;
     if (number - atomic_load(&c->computed) > MAX_HANDED - 1) return CROSSING_FULL;
     /* The results of a product that was given up may still be written where these inputs come to lie. */
     int error = c->is_awaited ? c->driver.set_context(c->context) : penstock_crossing_end(c, stream);
     if (error) return error;
-    int64_t num_rows = 0;
-    for (int64_t i = 0; i < num_parts; i++) num_rows += parts[i].num_rows;
-    const size_t num_bytes = num_rows * parts->matrix->in_features * sizeof(float);
-    error = c->driver.copy_to_host(crossing_inputs(c), x, num_bytes, stream);
+    error = c->driver.copy_to_host(crossing_inputs(c), x, h->num_inputs * sizeof(float), stream);
     if (error) return error;
-    c->queue[number % MAX_HANDED] = (handed){parts, num_parts, num_rows, activation_bits, scratch_bytes};
+    c->queue[number % MAX_HANDED] = *h;
     error = c->driver.write_value(stream, c->on_card, number, 0);
     if (error) return error;
     pthread_mutex_lock(&c->lock);
@@ -215,6 +215,23 @@ EXPORT int penstock_crossing_begin(crossing *c, const handed_part *parts, int64_
     pthread_mutex_unlock(&c->lock);
     c->is_awaited = false;
     return 0;
+}
+
+/* give() of products; x has the rows of all parts. */
+EXPORT int penstock_crossing_begin(crossing *c, const handed_part *parts, int64_t num_parts, int64_t activation_bits,
+                                   int64_t scratch_bytes, uint64_t x, void *stream) {
+    int64_t num_rows = 0;
+    for (int64_t i = 0; i < num_parts; i++) num_rows += parts[i].num_rows;
+    const handed h = {parts, num_parts, num_rows, activation_bits, scratch_bytes, NULL,
+                      num_rows * parts->matrix->in_features};
+    return give(c, &h, x, stream);
+}
+
+/* give() of queries [num_floats]. Whoever gives `attended` keeps it until it is computed. */
+EXPORT int penstock_crossing_attend(crossing *c, const attended *attended, int64_t num_floats, uint64_t x,
+                                    void *stream) {
+    const handed h = {.attended = attended, .num_inputs = num_floats};
+    return give(c, &h, x, stream);
 }
 
 /* Ends the thread, behind the product that it computes. The card's stream has nothing to do any more. */

@@ -40,10 +40,35 @@ typedef struct {
 
 /* The softmax of a part of the keys. Merged parts give the softmax of all their keys. */
 typedef struct {
-    float largest, sum;
+    float largest, sum; /* the largest in powers of 2 */
 } softmax_part;
 
-/* The factors by which merge() multiplies the values of both parts. Merging with an empty part changes nothing. */
+#define LOG2_E 1.44269504f
+
+/* 2^x for x <= 0, at least 2^-126: 2^n times a polynomial on [-1/2, 1/2] (relative error below 8e-8). The processor's
+ * attended.h computes the same bits, which expf would not let it. */
+__device__ inline float power_of_2(float x) {
+    x = fmaxf(x, -126.0f); /* also NaN */
+    const float shifted = x + 12582912.0f; /* 1.5 * 2^23: rounds, and leaves the integer in the low bits */
+    const float r = x - (shifted - 12582912.0f);
+    float p = 1.53533707e-4f;
+    p = fmaf(p, r, 1.33988739e-3f);
+    p = fmaf(p, r, 9.61843692e-3f);
+    p = fmaf(p, r, 5.55033237e-2f);
+    p = fmaf(p, r, 2.40226477e-1f);
+    p = fmaf(p, r, 6.93147182e-1f);
+    p = fmaf(p, r, 1.0f);
+    return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
+}
+
+/* tanh x = (1 - e^-2|x|) / (1 + e^-2|x|), with the sign of x: an absolute error below 2e-7. */
+__device__ inline float tanh_of(float x) {
+    const float less = power_of_2(fabsf(x) * (-2.0f * LOG2_E)), y = (1.0f - less) / (1.0f + less);
+    return x < 0.0f ? -y : y;
+}
+
+/* The factors by which merge() multiplies the values of both parts, of which one is 1. Merging with an empty part
+ * changes nothing. */
 typedef struct {
     float mine, other;
 } merge_factors;
@@ -51,11 +76,11 @@ typedef struct {
 __device__ inline merge_factors merge(softmax_part &mine, softmax_part other) {
     merge_factors factors = {1.0f, 0.0f};
     if (other.largest == -infinity()) return factors;
-    const float largest = fmaxf(mine.largest, other.largest);
-    factors.mine = expf(mine.largest - largest);
-    factors.other = expf(other.largest - largest);
+    const float less = power_of_2(-fabsf(mine.largest - other.largest));
+    const bool is_mine = mine.largest >= other.largest;
+    factors.mine = is_mine ? 1.0f : less, factors.other = is_mine ? less : 1.0f;
     mine.sum = mine.sum * factors.mine + other.sum * factors.other;
-    mine.largest = largest;
+    mine.largest = fmaxf(mine.largest, other.largest);
     return factors;
 }
 
@@ -68,7 +93,7 @@ __device__ inline int first_visible(int position, int window, int chunk) {
  * values. */
 __device__ inline float add_sink(softmax_part &total, const float *sinks, int head) {
     if (!sinks) return 1.0f;
-    const softmax_part sink = {sinks[head], 1.0f};
+    const softmax_part sink = {sinks[head] * LOG2_E, 1.0f};
     return merge(total, sink).mine;
 }
 
@@ -265,19 +290,20 @@ __device__ inline void score_keys(const float *tile, const float (*queries)[WIDT
 
 /* A row's score for this lane's key -> the key's weight. The warp's keys are merged into `part`, and the row's
  * earlier values must be multiplied by `keep`. */
-__device__ inline float weigh(const attention &a, float score, float slope, int head, int key, int position,
+__device__ inline float weigh(const attention &a, float score, int head, int key, int position,
                               int first, int visible, softmax_part &part, float &keep) {
     score *= a.scale;
-    if (a.softcap > 0.0f) score = a.softcap * tanhf(score / a.softcap);
-    if (a.alibi_slopes) score += slope * (float)(key - position);
+    if (a.softcap > 0.0f) score = a.softcap * tanh_of(score / a.softcap);
+    if (a.alibi_slopes) score += a.alibi_slopes[head] * (float)(key - position);
     const bool is_seen = key < visible && key >= first;
     if (a.distance_bias && is_seen) score += distance_bias(a, head, position, key);
-    softmax_part met = {warp_max(is_seen ? score : -infinity()), 0.0f};
-    const float weight = is_seen ? expf(score - met.largest) : 0.0f;
-    met.sum = warp_sum(weight);
-    const merge_factors factors = merge(part, met);
-    keep = factors.mine;
-    return weight * factors.other;
+    score = is_seen ? score * LOG2_E : -infinity();
+    const float largest = fmaxf(part.largest, warp_max(score));
+    const float weight = is_seen ? power_of_2(score - largest) : 0.0f;
+    keep = power_of_2(part.largest - largest);
+    part.sum = part.sum * keep + warp_sum(weight);
+    part.largest = largest;
+    return weight;
 }
 
 /* Add the weights times the tile's values to `values`, keys in order. */
@@ -344,16 +370,19 @@ template <int SLICES, int WARPS, int ROWS, int KIND> __device__ inline void atte
     __shared__ __align__(16) float queries[HEIGHT][WIDTH], tile[TILE_KEYS * WIDTH],
         weights[HEIGHT][TILE_KEYS];
     __shared__ value_places<KIND> places;
-    __shared__ int firsts[HEIGHT], ends[HEIGHT];
+    __shared__ int heads[HEIGHT], positions[HEIGHT];
+    __shared__ block_rows b;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_head = blockIdx.y;
-    const block_rows b = find_rows(a, blockIdx.x, HEIGHT);
+    if (threadIdx.x == 0) b = find_rows(a, blockIdx.x, HEIGHT);
+    __syncthreads();
     if (b.num_rows == 0) return;
-    const int *table = a.block_tables + (int64)b.seq * a.max_blocks;
+    const int num_keys = b.num_keys, *table = a.block_tables + (int64)b.seq * a.max_blocks;
     const int first_key = first_visible(token_of(b, 0) + b.shift, a.window, a.chunk) / TILE_KEYS * TILE_KEYS;
     int split = first_key / SPLIT_KEYS, end_split = (b.num_keys - 1) / SPLIT_KEYS + 1;
     if (a.partials) {
         if ((int)blockIdx.z < split || (int)blockIdx.z >= end_split) return;
         split = blockIdx.z, end_split = split + 1;
+        if (table[split * SPLIT_KEYS / a.block_size] < 0) return; /* the processor attends to the split */
     }
 
     for (int r = warp; r < HEIGHT; r += WARPS)
@@ -361,38 +390,35 @@ template <int SLICES, int WARPS, int ROWS, int KIND> __device__ inline void atte
             queries[r][i] = r < b.num_rows && i < a.head_dim
                                 ? a.q[token_of(b, r) * a.q_stride + head_of(b, r) * a.head_dim + i]
                                 : 0.0f;
-    int positions[ROWS];
-    float slopes[ROWS];
     for (int r = 0; r < ROWS; r++) {
+        /* The same by all threads of the warp. Shared memory spares registers here, and for block_rows. */
         const int row = warp * ROWS + r;
-        positions[r] = token_of(b, row) + b.shift;
-        slopes[r] = a.alibi_slopes ? a.alibi_slopes[head_of(b, row)] : 0.0f;
-        /* The same by all threads of the warp. Shared memory spares registers. */
-        firsts[row] = first_visible(positions[r], a.window, a.chunk);
-        ends[row] = row < b.num_rows ? num_visible(a.prefix_lens, b.seq, positions[r]) : 0;
+        heads[row] = head_of(b, row), positions[row] = token_of(b, row) + b.shift;
     }
+    const int prefix = a.prefix_lens ? a.prefix_lens[b.seq] : 0;
     const bool has_rows = warp * ROWS < b.num_rows;
 
     results<SLICES, ROWS> total;
     for (; split < end_split; split++) {
         results<SLICES, ROWS> mine;
-        const int end = min((split + 1) * SPLIT_KEYS, b.num_keys);
+        const int end = min((split + 1) * SPLIT_KEYS, num_keys);
         for (int first = max(split * SPLIT_KEYS, first_key); first < end; first += TILE_KEYS) {
             __syncthreads();
-            load_keys(a, table, kv_head, first, b.num_keys, tile, places);
+            load_keys(a, table, kv_head, first, num_keys, tile, places);
             __syncthreads();
             if (has_rows) {
                 float scores[ROWS], keep;
                 score_keys<WIDTH, ROWS>(tile, queries + warp * ROWS, a.head_dim, scores);
                 for (int r = 0; r < ROWS; r++) {
-                    weights[warp * ROWS + r][lane] =
-                        weigh(a, scores[r], slopes[r], head_of(b, warp * ROWS + r), first + lane, positions[r],
-                              firsts[warp * ROWS + r], ends[warp * ROWS + r], mine.parts[r], keep);
+                    const int row = warp * ROWS + r, position = positions[row];
+                    weights[row][lane] = weigh(a, scores[r], heads[row], first + lane, position,
+                                               first_visible(position, a.window, a.chunk),
+                                               max(position + 1, prefix), mine.parts[r], keep);
                     for (int s = 0; s < SLICES; s++) mine.values[r][s] *= keep;
                 }
             }
             __syncthreads();
-            load_values<WIDTH, KIND>(a, places, first, b.num_keys, tile);
+            load_values<WIDTH, KIND>(a, places, first, num_keys, tile);
             __syncthreads();
             if (has_rows) mix_values<SLICES, ROWS>(tile, weights + warp * ROWS, mine.values);
         }

@@ -7,6 +7,7 @@ from torch import Tensor
 from penstock.kernels import reference
 from penstock.kernels.cuda.launcher import HEIGHTS, Launcher, ceil_div
 from penstock.kernels.operands import AttentionSpec, BatchLayout, DistanceBias, LayerKV
+from penstock.kernels.shared.attended import AttentionBeside
 from penstock.spec import INT8
 
 #: Threads of a block of attention, by the same numbers of dimensions as HEIGHTS.
@@ -22,8 +23,17 @@ LATENT_HEIGHT, LATENT_THREADS, MAX_ROW, MAX_LATENT = 8, 256, 640, 512
 class CudaAttention:
     """A row is one head's query of one token. A block of threads computes some rows of one sequence."""
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: Launcher, beside: AttentionBeside | None = None) -> None:
+        """`beside` attends to the splits of BatchLayout.in_ram."""
         self._launcher = launcher
+        self._beside = beside
+
+    def room_in_ram(self, num_tokens: int, num_heads: int, head_dim: int, num_splits: int) -> int:
+        """CudaKernels.room_in_ram()."""
+        num_partials = num_tokens * num_heads * num_splits * (head_dim + 2)
+        if self._beside is None or head_dim > max(HEIGHTS) or num_partials * 4 > MAX_PARTIAL_BYTES:
+            return 0
+        return self._beside.room(num_tokens, num_heads, head_dim)
 
     def mix(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         """Kernels.paged_attention()."""
@@ -47,7 +57,11 @@ class CudaAttention:
         height = few if group_tokens <= few * num_seqs else many
         num_tiles = group_tokens // height + num_seqs
         y = q.new_empty(num_tokens, num_heads * head_dim)
-        partials, num_splits = self._partials(q, batch, block_size, head_dim, num_tiles * num_kv_heads)
+        in_ram, beside = batch.in_ram, self._beside
+        if in_ram is not None and beside is not None:
+            theirs = beside.begin(q, in_ram, spec)
+        num_blocks = num_tiles * num_kv_heads if in_ram is None else 0
+        partials, num_splits = self._partials(q, batch, block_size, head_dim, num_blocks)
         self._launcher.launch(
             f"attention_{width}_{height}" + ("_int8" if kv.layout is INT8 else ""),
             (num_tiles, num_kv_heads, 1 if partials is None else num_splits), ATTENTION_THREADS[width],
@@ -57,6 +71,10 @@ class CudaAttention:
             spec.scale, spec.softcap, spec.window, spec.chunk, spec.alibi_slopes,
             *_bias_arguments(spec.distance_bias), spec.sinks, y, partials, num_splits,
         )  # fmt: skip
+        if in_ram is not None and beside is not None and partials is not None:
+            beside.join()
+            all_parts = partials.view(num_tokens, num_heads, num_splits, head_dim + 2)
+            all_parts[in_ram.tokens, :, in_ram.numbers] = theirs
         self._merge(partials, num_splits, batch, spec, y, head_dim)
         return y
 

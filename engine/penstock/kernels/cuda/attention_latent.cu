@@ -60,7 +60,7 @@ template <int WARPS> __device__ inline void attend_latents(const attention &a) {
             if (has_row) {
                 float keep;
                 weights[warp][lane] =
-                    weigh(a, score, 0.0f, head_of(b, warp), first + lane, position, first_seen, visible,
+                    weigh(a, score, head_of(b, warp), first + lane, position, first_seen, visible,
                           mine.parts[0], keep);
                 for (int s = 0; s < LATENT_SLICES; s++) mine.values[0][s] *= keep;
             }

@@ -35,6 +35,7 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.plain import PlainRecurrences
+from penstock.kernels.shared.attended import AttentionBeside
 from penstock.spec import INT8
 
 #: Rows of up to this width are summed by one warp.
@@ -78,6 +79,17 @@ class CudaKernels(PlainRecurrences):
 
     def with_int8_activations(self) -> CudaKernels:
         return CudaKernels(self._launcher, "int8")
+
+    def beside(self, others: AttentionBeside) -> CudaKernels:
+        """The same kernels, which leave keys and values in RAM to the processor."""
+        twin = CudaKernels(self._launcher, self.activations)
+        twin._attention = CudaAttention(self._launcher, others)
+        return twin
+
+    def room_in_ram(self, num_tokens: int, num_heads: int, head_dim: int, num_splits: int) -> int:
+        """How many splits of keys of a step's tokens may be in RAM (RamSplits.num_places); num_splits are the
+        most of a sequence."""
+        return self._attention.room_in_ram(num_tokens, num_heads, head_dim, num_splits)
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, StackedMatrix):

@@ -1,4 +1,4 @@
-"""Crossing: the quick way of products from a card to the processor and back."""
+"""Crossing: the quick way of products, and of attention, from a card to the processor and back."""
 
 from __future__ import annotations
 
@@ -64,6 +64,23 @@ class Crossing:
             return False
         self._check(error)
         self._held.append((parts, kept))
+        self._results = self._on_card + begin
+        return True
+
+    def attend(self, record: int, num_results: int, q: Tensor, kept: object) -> bool:
+        """Have q, float32 and contiguous on the card, attend to splits in RAM (attended.h) as the record at
+        this address says, with so many floats of results. `kept` has the record and what it points to. False
+        and errors as of begin()."""
+        unit = ROUND_FLOATS
+        begin = HEAD_BYTES + FLOAT_BYTES * ((q.numel() + unit - 1) // unit * unit)
+        if begin + FLOAT_BYTES * num_results > self._memory.numel():
+            return False
+        stream = self._current_stream(self._device_index)
+        error = self._library.penstock_crossing_attend(self._handle, record, q.numel(), q.data_ptr(), stream)
+        if error == FULL:
+            return False
+        self._check(error)
+        self._held.append(kept)
         self._results = self._on_card + begin
         return True
 

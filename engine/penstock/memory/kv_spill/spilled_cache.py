@@ -136,6 +136,17 @@ class SpilledKVCache:
                 yield offset, row[run.start + shift : run.stop + shift].flatten()
             at += self._num_spilled * size
 
+    def parts_in_ram(self, layer: int) -> tuple[Tensor, ...] | None:
+        """A layer's spilled blocks where they lie, of the shapes of `parts`; None: in a file."""
+        buffer: Tensor | None = getattr(self._store, "buffer", None)
+        if buffer is None:
+            return None
+        places = self.places(layer, [range(self.num_resident, self.num_blocks)])
+        return tuple(
+            buffer[offset : offset + slot.numel()].view(part.dtype).view(self._num_spilled, *part.shape[1:])
+            for part, (offset, slot) in zip(self.parts, places, strict=True)
+        )
+
     def copy_blocks(self, layer: int, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) of one layer, in this order. Spilled ones are in the
         layer's slot."""

@@ -174,7 +174,8 @@ class MemoryPlan:
         used += self.heard_bytes + self.kv_spill_bytes
         if self.has_gpu:
             used += INLET_BYTES
-            used += HANDOVER_BYTES if self.kept_share is not None or self.shares_experts else 0
+            has_handover = self.kept_share is not None or self.shares_experts or self.kv_spill_bytes
+            used += HANDOVER_BYTES if has_handover else 0
             used += self.num_host_expert_slots * self.expert_slot_bytes
             return used + self.num_host_slots * self.staging_slot_bytes
         staging = self.num_staging_slots * self.staging_slot_bytes

@@ -14,6 +14,7 @@ from penstock.memory.planning.budgets import Budgets
 from penstock.memory.planning.kv_blocks import KVBlocks, context
 from penstock.memory.planning.plan import (
     CUDA_CONTEXT_BYTES,
+    HANDOVER_BYTES,
     INLET_BYTES,
     Home,
     LayerPlacement,
@@ -276,6 +277,7 @@ class _Planner:
         CapacityError."""
         streamed = [index for index in range(len(self.layers.sizes)) if index not in device.resident]
         beside = self.embedding_bytes + self.kv_host_bytes + kv_spill_bytes + INLET_BYTES
+        beside += HANDOVER_BYTES if kv_spill_bytes else 0  # the processor attends to them
         least, pinnable = self.layers.bytes_around(frozenset()), self.budgets.lane.pinnable_bytes
         room = min(self.budgets.host - beside, pinnable, max(least, pinnable - kv_spill_bytes))
         tier = self.layers.pinned_tier(streamed, room)

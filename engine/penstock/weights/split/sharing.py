@@ -47,8 +47,7 @@ class Sharing(NamedTuple):
         CapacityError."""
         if plan.kept_share is None and not plan.shares_experts:
             return cls(tensors, reader, kernels)
-        assert config.num_threads is not None
-        beside = choose_kernels(_on_host(config), config.num_threads)
+        beside = host_kernels(config)
         shared = SharedKernels(kernels, beside, lane.handover())
         rates = rates if plan.shares_experts else None
         if plan.kept_share is None:
@@ -71,6 +70,8 @@ def streamed_share(
     return share_of
 
 
-def _on_host(config: EngineConfig) -> EngineConfig:
-    """The settings of the processor's kernels, as an EngineConfig."""
-    return EngineConfig(activations=config.activations, kernel_tuning=config.kernel_tuning)
+def host_kernels(config: EngineConfig) -> Kernels:
+    """The processor's kernels beside those of a card."""
+    assert config.num_threads is not None
+    own = EngineConfig(activations=config.activations, kernel_tuning=config.kernel_tuning)
+    return choose_kernels(own, config.num_threads)

@@ -1,0 +1,139 @@
+"""Attention of the processor to keys in RAM beside a card: a split's partial results have the bits of the
+card's kernel, and answers are those of a card that has room for all keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from emulated_cuda import COMPILER, EmulatedLauncher
+from kernel_cases import paged_batch
+from pretended_card import engines
+from test_kv_spill_beside_a_card import (
+    PARAMS,
+    PLAIN,
+    answers,
+    check_nothing_is_left,
+    load,
+    on_a_card,
+    prompts,
+    spilled,
+)
+from tiny_models import build
+from torch import Tensor
+
+from penstock.generation import layer_caches
+from penstock.kernels.cpu_builds import compiled_builds, load_library
+from penstock.kernels.cuda.attention import SPLIT_KEYS
+from penstock.kernels.cuda.kernels import CudaKernels
+from penstock.kernels.operands import AttentionSpec, BatchLayout, RamSplits
+from penstock.kernels.shared.attended import HandedAttention
+from penstock.loader import reading
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to run the CUDA sources with")
+
+
+class Partials(EmulatedLauncher):
+    """Keeps what merge_splits is given."""
+
+    partials: Tensor
+
+    def launch(self, name: str, grid: Any, num_threads: int, *values: Any) -> None:
+        if name == "merge_splits":
+            self.partials = values[0].clone()
+        super().launch(name, grid, num_threads, *values)
+
+
+def whole_splits(layout: BatchLayout, block_size: int) -> RamSplits:
+    """All splits that have 256 keys, of all tokens that see all of them."""
+    items, blocks = [], []
+    for seq, table in enumerate(layout.block_tables):
+        first, end = layout.query_start[seq : seq + 2].tolist()
+        past = int(layout.context_lens[seq]) - (end - first)
+        for token in range(first, end):
+            for split in range(past // SPLIT_KEYS):
+                items.append((token, past + token - first, split, len(items)))
+                count = SPLIT_KEYS // block_size
+                blocks.append(table[split * count : (split + 1) * count])
+    return RamSplits(torch.tensor(items, dtype=torch.int32), torch.stack(blocks).int(), len(items))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "dtype", "block_size", "more"),
+    [
+        ((6, 2), 64, torch.float16, 16, {}),
+        ((5, 1), 80, torch.float32, 32, {}),
+        ((4, 4), 96, torch.float16, 64, {"window": 300}),
+        ((8, 1), 128, torch.float16, 16, {"softcap": 5.0}),
+        ((7, 1), 128, torch.int8, 16, {}),
+        ((4, 2), 256, torch.float32, 16, {"chunk": 310}),
+        ((2, 1), 72, torch.int8, 32, {"window": 520}),
+        ((3, 3), 70, torch.float16, 16, {}),
+    ],
+)
+def test_partial_results_are_the_cards(
+    heads: tuple[int, int], head_dim: int, dtype: torch.dtype, block_size: int, more: dict[str, Any]
+) -> None:
+    generator = torch.Generator().manual_seed(head_dim)
+    sequences = [(2 * SPLIT_KEYS + 38, 2), (7, 1), (SPLIT_KEYS + 1, 1)]
+    q, kv, layout = paged_batch(generator, sequences, heads, head_dim, dtype, block_size)
+    spec = dataclasses.replace(AttentionSpec(heads[0], head_dim**-0.5), **more)
+    launcher = Partials(num_multiprocessors=10000, finds_races=False)
+    CudaKernels(launcher).paged_attention(3 * q, kv, layout, spec)
+    splits = whole_splits(layout, block_size)
+    theirs = launcher.partials.view(len(q), heads[0], -1, head_dim + 2)
+    for made in compiled_builds():
+        _, library = load_library(made)
+        mine = HandedAttention(library, kv, splits, spec).compute((3 * q).flatten(1).contiguous())
+        found = mine.view(-1, heads[0], head_dim + 2)
+        num_seen = 0
+        for token, position, split, place in splits.items.tolist():
+            if split < spec.first_seen(position) // SPLIT_KEYS:
+                assert bool((found[place, :, 0] == -torch.inf).all())
+                continue  # the card leaves out what no row of its block sees
+            num_seen += 1
+            assert torch.equal(found[place].view(torch.int32), theirs[token, :, split].view(torch.int32)), (
+                made
+            )
+        assert num_seen >= 3
+
+
+LONG = replace(
+    PLAIN, kernels="auto", max_model_len=640, max_num_batched_tokens=160, num_kv_tokens=1600, max_num_seqs=3
+)
+
+
+@on_a_card
+@pytest.mark.parametrize(
+    ("name", "more"), [("Llama", {}), ("Gemma 2", {"kv_dtype": "float32"}), ("Mistral", {"kv_dtype": "int8"})]
+)
+def test_answers_are_those_of_a_card_with_room_for_all(
+    name: str, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the processor's share, by flags and by the driver's functions, and without."""
+    build(name, tmp_path, max_position_embeddings=640)
+    asked, plain = prompts(550, 300, 20), replace(LONG, **more)
+    params = replace(PARAMS, max_tokens=4)
+    monkeypatch.setattr(layer_caches, "GAP_BYTES", 0)
+    with engines.card_with_kernels() as card:
+        expected = answers(tmp_path, plain, "cuda", asked, params)
+        config = spilled(tmp_path, plain, num_in_ram=70)
+        read_bytes = []
+        for has_flags, share in ((True, 1.0), (True, 0.0), (True, 0.5), (False, 1.0)):
+            card.driver.fake_stream_values(has_flags)
+            monkeypatch.setattr(reading, "ram_share", lambda *_, share=share: share)
+            with load(tmp_path, config, "cuda") as engine:
+                assert engine.generate(asked, params) == expected
+                beside = engine.executor.family.kernels._attention._beside
+                assert (beside.num_handed > 0) == (share > 0)
+                stats = engine.metrics.kv_spill
+                assert stats is not None
+                read_bytes.append(stats.read_bytes)
+            del engine, beside
+        assert read_bytes[0] == read_bytes[3] < read_bytes[2] < read_bytes[1]
+        check_nothing_is_left(card)
