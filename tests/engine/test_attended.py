@@ -110,7 +110,7 @@ LONG = replace(
 
 @on_a_card
 @pytest.mark.parametrize(
-    ("name", "more"), [("Llama", {}), ("Gemma 2", {"kv_dtype": "float32"}), ("Mistral", {"kv_dtype": "int8"})]
+    ("name", "more"), [("Llama", {}), ("Gemma 2", {"kv_dtype": "float32"}), ("Llama", {"kv_dtype": "int8"})]
 )
 def test_answers_are_those_of_a_card_with_room_for_all(
     name: str, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
