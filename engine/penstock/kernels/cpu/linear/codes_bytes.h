@@ -11,12 +11,13 @@
 enum { BYTE_BLOCK = 64, MOST_BYTE_INPUTS = 1 << 16 /* of hi, whose sums fit 32 bits: 65536 * 15 * 15 * 128 */ };
 
 /* Whether codes are multiplied as bytes. With more tokens, packing codes into panels (panel_avx2.h) or expanding stepped
- * ones into INT8 (expanded.h) is faster. */
+ * ones into INT8 (expanded.h) is faster; 8-bit activations are half the work. */
 static bool takes_bytes(const linear *l, int64_t num_tokens, int64_t in_features, int activation_bits, bool is_stepped) {
-    const int64_t size = in_features / l->num_groups, with_steps = activation_bits == 8 ? INT64_MAX : 11;
+    const int64_t n = l->num_groups, size = in_features / n;
     const bool has_blocks = (size == 32 || size == 64 || size == 128) && in_features % BYTE_BLOCK == 0;
-    return (l->kind == INT4 || l->has_small_table) && has_blocks && l->num_groups > 1 && in_features <= MOST_BYTE_INPUTS &&
-           num_tokens <= (is_stepped ? with_steps : activation_bits == 8 ? 6 : l->kind == INT4_TABLE ? 3 : 4);
+    if (!(l->kind == INT4 || l->has_small_table) || !has_blocks || n == 1 || in_features > MOST_BYTE_INPUTS) return false;
+    if (activation_bits == 8) return is_stepped || num_tokens <= 4;
+    return num_tokens <= (is_stepped ? (n > 16 ? 8 : 4) : size == 128 ? 4 : 2);
 }
 
 typedef struct {
@@ -42,7 +43,8 @@ typedef struct {
     bool is_near;
 } code_fetch;
 INLINE code_fetch next_codes(const int8_t *w, int64_t channels, int64_t row_bytes) {
-    return (code_fetch){tuning.prefetch_bytes_int4 ? w + channels * row_bytes : NULL, channels * row_bytes <= 16384};
+    const int64_t ahead = MAX(channels * row_bytes, 4096);
+    return (code_fetch){tuning.prefetch_bytes_int4 ? w + ahead : NULL, ahead <= 16384};
 }
 INLINE void fetch_codes(code_fetch fetch, int64_t from, int64_t bytes) {
     if (!fetch.codes) return;

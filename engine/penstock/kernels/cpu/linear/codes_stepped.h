@@ -3,19 +3,27 @@
 
 enum { STEPPED_TOKENS = 4, STEPPED_BYTES = 16 << 10 /* of activations, which stay in the L1 cache */ };
 
-/* The steps of bfloat16 scales, as find_steps_as() has them: a word of 32 bits has two scales, and with the other half
- * cleared each is a float32. (A negative zero counts as no step.) */
-INLINE bool find_bfloat_steps(const uint16_t *scales, int64_t n, uint16_t *restrict at, float *unit) {
-    uint16_t own[PLACES];
-    if (n % 16) { /* nothing behind the scales is read */
-        memset(own + n / 16 * 16, 0, 32);
-        scales = memcpy(own, scales, n * sizeof *own);
+/* The first `count` of 16 words, which are 16 or more behind `from` in memory if `is_safe`; zeros for the others. */
+INLINE __m256i some_words(const uint16_t *from, int64_t count, bool is_safe) {
+    static const uint16_t masks[32] = {[0 ... 15] = 0xffff};
+    if (count >= 16) return _mm256_loadu_si256((const __m256i *)from);
+    if (is_safe) {
+        const __m256i mask = _mm256_loadu_si256((const __m256i *)(masks + 16 - count));
+        return _mm256_and_si256(_mm256_loadu_si256((const __m256i *)from), mask);
     }
+    uint16_t own[16] = {0};
+    for (int64_t i = 0; i < count; i++) own[i] = from[i];
+    return _mm256_loadu_si256((const __m256i *)own);
+}
+
+/* The steps of bfloat16 scales, as find_steps_as() has them, and zeros up to a multiple of 16: a word of 32 bits has two
+ * scales, and with the other half cleared each is a float32. (A negative zero counts as no step.) `readable`: scales from
+ * there to the end of the matrix. */
+INLINE bool find_bfloat_steps(const uint16_t *scales, int64_t n, int64_t readable, uint16_t *restrict at, float *unit) {
+    const bool is_safe = readable >= n + 15;
     __m256i largest = _mm256_setzero_si256(), differ = largest; /* the bits have the order of the numbers; NaN is the largest */
-    for (int64_t g = 0; g < n; g += 16) {
-        const __m256i some = _mm256_loadu_si256((const __m256i *)(scales + g));
-        largest = _mm256_max_epu16(largest, _mm256_and_si256(some, _mm256_set1_epi16(0x7fff)));
-    }
+    for (int64_t g = 0; g < n; g += 16)
+        largest = _mm256_max_epu16(largest, _mm256_and_si256(some_words(scales + g, n - g, is_safe), _mm256_set1_epi16(0x7fff)));
     const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
     /* An instruction finds the smallest of eight. */
     const uint32_t bits = ~(uint32_t)_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)))) << 16;
@@ -26,7 +34,7 @@ INLINE bool find_bfloat_steps(const uint16_t *scales, int64_t n, uint16_t *restr
     if (bits_of(one) & 0xfff || !(one < INFINITY)) return false; /* 12 bits at most */
     const __m256 units = _mm256_set1_ps(one), inverse = _mm256_set1_ps(per_unit);
     for (int64_t g = 0; g < n; g += 16) {
-        const __m256i both = _mm256_loadu_si256((const __m256i *)(scales + g));
+        const __m256i both = some_words(scales + g, n - g, is_safe);
         const __m256i even = _mm256_slli_epi32(both, 16), odd = _mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000));
         const __m256i even_steps = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(even), inverse));
         const __m256i odd_steps = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(odd), inverse));
@@ -42,9 +50,13 @@ INLINE bool find_panel_steps(const linear *l, int64_t column, int64_t channels) 
     const int64_t n = l->num_groups;
     const uint16_t *scales = (const uint16_t *)l->numbers.scale + column * n; /* of bfloat16 */
     bool have = true;
-    for (int64_t i = 0; have && i < channels; i++, scales += n)
-        have = l->numbers.dtype == 2 ? find_bfloat_steps(scales, n, steps.at[i], &steps.units[i])
-                                     : find_steps_as(l, column + i, steps.at[i], &steps.units[i], false);
+    for (int64_t i = 0; have && i < channels; i++, column++, scales += n)
+        if (l->numbers.dtype == 2)
+            have = find_bfloat_steps(scales, n, (l->out_features - column) * n, steps.at[i], &steps.units[i]);
+        else {
+            have = find_steps_as(l, column, steps.at[i], &steps.units[i], false);
+            memset(steps.at[i] + n, 0, 15 * sizeof **steps.at);
+        }
     return have;
 }
 
@@ -123,16 +135,21 @@ DEFINE_STEPPED_OF(3, 1)
 DEFINE_STEPPED_OF(4, 1)
 static const stepped_fn stepped_tiles[STEPPED_TOKENS][3][2] = {STEPPED_OF(1), STEPPED_OF(2), STEPPED_OF(3), STEPPED_OF(4)};
 
-/* What corrections add to a channel's sum: theirs times the steps. 12 bits of each correction and its other bits lie apart,
- * as 16-bit integers. */
-static _Thread_local int16_t low_bits[MOST_STEPPED_GROUPS], high_bits[MOST_STEPPED_GROUPS];
+/* What a token's corrections add to a channel's sum: theirs times the steps. The lower 12 bits of each and the others lie apart,
+ * as 16-bit integers, with zeros up to a multiple of 16. */
+static _Thread_local int16_t low_bits[PLACES], high_bits[PLACES];
 INLINE void part_corrections(const int32_t *restrict corrections, int64_t n) {
     for (int64_t g = 0; g < n; g++) low_bits[g] = corrections[g] & 4095, high_bits[g] = (int16_t)(corrections[g] >> 12);
+    memset(low_bits + n, 0, 30), memset(high_bits + n, 0, 30);
 }
-INLINE int64_t stepped_correction(const uint16_t *restrict at, int64_t n) {
-    int32_t low = 0, high = 0;
-    for (int64_t g = 0; g < n; g++) low += (int16_t)at[g] * low_bits[g], high += (int16_t)at[g] * high_bits[g];
-    return low + (int64_t)high * 4096;
+INLINE int64_t stepped_correction(const uint16_t *at, int64_t n) {
+    __m256i low = _mm256_setzero_si256(), high = low;
+    for (int64_t g = 0; g < n; g += 16) {
+        const __m256i of = _mm256_loadu_si256((const __m256i *)(at + g));
+        low = _mm256_add_epi32(low, _mm256_madd_epi16(of, _mm256_loadu_si256((const __m256i *)(low_bits + g))));
+        high = _mm256_add_epi32(high, _mm256_madd_epi16(of, _mm256_loadu_si256((const __m256i *)(high_bits + g))));
+    }
+    return sum_of_lanes(low) + 4096 * sum_of_lanes(high);
 }
 
 /* Some tokens by channels whose steps have been found. */
@@ -142,7 +159,8 @@ static void stepped_tokens(const linear *l, int64_t token, int tokens, int64_t c
     const int64_t groups = tokens == 1 ? n : STEPPED_BYTES / (2 * tokens) / 128 * 128 / a->group_size;
     const int8_t *w = l->qweight + column * l->row_bytes, *x = bytes_of_token(a, token);
     const stepped_fn add = stepped_tiles[tokens - 1][a->group_size / 64][a->is_split];
-    int64_t sums[STEPPED_CHANNELS][STEPPED_TOKENS] = {{0}};
+    int64_t sums[STEPPED_CHANNELS][STEPPED_TOKENS];
+    memset(sums, 0, channels * sizeof *sums);
     for (int64_t g = 0, g_end; g < n; g = g_end) {
         const int64_t k = g * a->group_size, whole = channels - channels % at_once;
         const int8_t *own = x + (a->is_split ? 2 * k : k);
