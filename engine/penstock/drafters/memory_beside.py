@@ -51,7 +51,8 @@ def plan_beside(
                 beside = replace(own, device=lane.choice, device_memory_bytes=budget)
                 planned = settle(plan_model(opened, beside, lane, hardware, shares_ends=shares_ends))
             except CapacityError as error:
-                trouble = error
+                # Without its traceback, whose frames would keep what was planned, and memory of the card.
+                trouble = error.with_traceback(None)
                 logger.info("what guesses is not computed on %s: %s", lane.choice, error)
                 continue
             undo.pop_all()
