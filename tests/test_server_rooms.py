@@ -141,7 +141,7 @@ def test_what_loads_without_torch(module: str) -> None:
 def test_nothing_of_the_engine_is_told_by_asdict(path: Path) -> None:
     """Names of the API are types of the server's own; `penstock bench` has its own measurements."""
     names = {getattr(node, "id", getattr(node, "attr", "")) for node in nodes(path)}
-    assert "asdict" not in names or path == SERVER / "commands" / "benchmark.py"
+    assert "asdict" not in names or path == SERVER / "commands" / "bench_report.py"
 
 
 @pytest.mark.parametrize("path", sorted(TESTS.glob("*/**/test_*.py")), ids=lambda path: path.name)

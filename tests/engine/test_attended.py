@@ -26,7 +26,7 @@ from test_kv_spill_beside_a_card import (
 from tiny_models import build
 from torch import Tensor
 
-from penstock.generation import layer_caches
+from penstock.generation.caches import layer_caches
 from penstock.kernels.cpu_builds import compiled_builds, load_library
 from penstock.kernels.cuda.attention import SPLIT_KEYS
 from penstock.kernels.cuda.kernels import CudaKernels

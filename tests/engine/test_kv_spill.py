@@ -22,8 +22,8 @@ from torch import Tensor
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError, CorruptFile, StepFailed
-from penstock.generation import layer_caches
 from penstock.generation.beam_search import BeamParams
+from penstock.generation.caches import layer_caches
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.kv_spill import spill_file

@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.generation.layer_caches import KVSweep, layer_caches
+from penstock.generation.caches.layer_caches import KVSweep, layer_caches
+from penstock.generation.caches.ram_attention import AttendsInRam
 from penstock.generation.model_inputs import EncodedInputs, ModelInputs
-from penstock.generation.ram_attention import AttendsInRam
 from penstock.kernels import BatchLayout
 from penstock.memory.inlet.plain_inlet import PlainInlet
 from penstock.memory.kv_cache import KVCache

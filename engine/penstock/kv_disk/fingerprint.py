@@ -27,7 +27,7 @@ from penstock.loader import Model
 #: Sources that decide the bits of keys and values: everything in these folders and files of the package.
 COMPUTING = (
     *("kernels", "model", "weights", "spec.py", "state_layout.py"),
-    *("generation/executor.py", "generation/layer_caches.py", "generation/model_inputs.py"),
+    *("generation/executor.py", "generation/caches", "generation/model_inputs.py"),
     *("memory/kv_cache.py", "memory/kv_spill/spilled_cache.py"),
 )
 

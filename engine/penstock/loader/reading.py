@@ -11,8 +11,8 @@ from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
 from penstock.errors import CapacityError, ConfigError
+from penstock.generation.caches.ram_attention import AttendsInRam
 from penstock.generation.executor import Executor
-from penstock.generation.ram_attention import AttendsInRam
 from penstock.kernels import Kernels, attending_in_ram
 from penstock.kernels.protocol import unwrapped
 from penstock.loader.parts import LoadedModel, Model, PlannedModel, SharedEnds

@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from penstock.generation.caches.ram_attention import Attended, AttendsInRam, ChosenSplits, RamAttention
 from penstock.generation.model_inputs import ModelInputs
-from penstock.generation.ram_attention import Attended, AttendsInRam, ChosenSplits, RamAttention
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.kv_spill.runs import runs

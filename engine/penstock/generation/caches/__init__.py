@@ -1,0 +1,1 @@
+"""The keys and values that each layer of a step meets, wherever they lie."""
