@@ -33,6 +33,8 @@ from penstock.kernels.cuda.kernels import CudaKernels
 from penstock.kernels.operands import AttentionSpec, BatchLayout, RamSplits
 from penstock.kernels.shared.attended import HandedAttention
 from penstock.loader import reading
+from penstock.memory.kv_spill import splits_in_ram
+from penstock.memory.kv_spill.splits_in_ram import ram_share
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to run the CUDA sources with")
 
@@ -137,3 +139,13 @@ def test_answers_are_those_of_a_card_with_room_for_all(
             del engine, beside
         assert read_bytes[0] == read_bytes[3] < read_bytes[2] < read_bytes[1]
         check_nothing_is_left(card)
+
+
+def test_processor_and_link_end_together() -> None:
+    share = ram_share(memory_gbps=30, link_gbps=12)
+    assert (1 - share) / 12 == pytest.approx(share / (30 - 12))
+    assert ram_share(10, 12) == ram_share(0, 12) == ram_share(30, 0) == 0
+
+
+def test_splits_are_those_of_the_card() -> None:
+    assert splits_in_ram.SPLIT_KEYS == SPLIT_KEYS

@@ -120,17 +120,17 @@ def test_measured_launches_are_part_of_a_plan() -> None:
     spec = family.read_spec(told)
     size, settings = footprint(spec, family.model_tensors(spec)), EngineConfig(num_kv_tokens=4096)
     shares, notes = [], []
-    for launch_s in (0.0, 4e-6, 4e-4):
+    for launch_s in (0.0, 4e-6, 1e-3):
         hardware = HardwareProfile(
             6, 16 << 30, 14 << 30, 40.0, 1800.0, None, replace(card, crossing_s=30e-6, launch_s=launch_s)
         )
         plan = plan_memory(size, hardware, settings)
         work = split_work(plan, size, hardware, settings, 1)
-        assert work is None or work.step.launches_s == pytest.approx(192 * 7 * launch_s)
+        assert work is None or work.step.launches_s == pytest.approx(192 * 3 * launch_s)
         shares.append(None if work is None or plan.kept_share is None else work.share)
         notes += [note for note in plan.notes if "share each product" in note]
     assert shares[0] is not None and shares[0] <= shares[1] < 1 and shares[2] in (None, 1.0)
-    assert "hand-overs and launches have 5.8 ms" in notes[0] and "have 11 ms of it" in notes[1]
+    assert "hand-overs and launches have 5.8 ms" in notes[0] and "have 8.1 ms of it" in notes[1]
 
 
 def test_a_plan_of_a_gtx_1060() -> None:

@@ -277,6 +277,7 @@ class BatchLayout:
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> BatchLayout:
         """The layout with others in place of tensors(), in their order."""
+        assert self.in_ram is None, "it is for one layer, on one device"
         others = iter(tensors)
         fields: dict[str, Any] = {
             name: next(others) for name, value in vars(self).items() if isinstance(value, Tensor)

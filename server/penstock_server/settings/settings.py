@@ -255,7 +255,7 @@ class Settings(NodesSettings):
         "kv_spill_bytes",
         "the same on a GPU: memory of the host, such as 8GiB, a part of --host-memory, with keys and values "
         "that have no room in the GPU's; layer by layer those of a step's sequences are copied to the GPU, "
-        "one layer ahead",
+        "one layer ahead, but for those to which the processor attends",
         parse=parse_bytes,
         metavar="SIZE",
     )

@@ -2,7 +2,7 @@
 
 A cache that is all in memory has tensors for each layer, and blocks keep their numbers. Of a spilled cache,
 layers get the same tensors, in which a block has another row in each layer; the layer's spilled blocks are
-there when it begins."""
+there when it begins, or the processor attends to them (ram_attention.py)."""
 
 from __future__ import annotations
 

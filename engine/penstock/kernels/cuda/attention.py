@@ -58,10 +58,11 @@ class CudaAttention:
         num_tiles = group_tokens // height + num_seqs
         y = q.new_empty(num_tokens, num_heads * head_dim)
         in_ram, beside = batch.in_ram, self._beside
-        if in_ram is not None and beside is not None:
-            theirs = beside.begin(q, in_ram, spec)
         num_blocks = num_tiles * num_kv_heads if in_ram is None else 0
         partials, num_splits = self._partials(q, batch, block_size, head_dim, num_blocks)
+        if in_ram is not None and beside is not None:
+            assert partials is not None, "room_in_ram() has room for them"
+            theirs = beside.begin(q, in_ram, spec)
         self._launcher.launch(
             f"attention_{width}_{height}" + ("_int8" if kv.layout is INT8 else ""),
             (num_tiles, num_kv_heads, 1 if partials is None else num_splits), ATTENTION_THREADS[width],

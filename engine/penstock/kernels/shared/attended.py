@@ -85,7 +85,7 @@ class AttentionBeside:
         if head_dim > ATTENDED_DIM:
             return 0
         left = MOST_FLOATS - num_tokens * num_heads * head_dim
-        return max(0, left // (num_heads * (head_dim + 2)) // num_tokens * num_tokens)
+        return max(0, left // (num_heads * (head_dim + 2)) // max(1, num_tokens) * num_tokens)
 
     def begin(self, q: Tensor, in_ram: RamKV, spec: AttentionSpec) -> Tensor:
         """Have the processor attend with q [num_tokens, num_heads, head_dim] on the card. Behind join(), the
@@ -94,10 +94,15 @@ class AttentionBeside:
         num_tokens, num_heads, head_dim = q.shape
         handed, row = self._attended(in_ram, spec), num_heads * (head_dim + 2)
         num_places = in_ram.splits.num_places
+
+        def compute(x: Tensor) -> Tensor:
+            assert len(x) == num_tokens, "items count rows of the whole step: MOST_FLOATS is one piece"
+            return handed.compute(x.contiguous()).view(num_tokens, -1)
+
         y = self._handover.begin(
             q.reshape(num_tokens, -1),
             num_places // num_tokens * row,
-            lambda x: handed.compute(x.contiguous()).view(num_tokens, -1),
+            compute,
             handed,
             self._fetch,
         )

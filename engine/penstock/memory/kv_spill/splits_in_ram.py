@@ -10,10 +10,10 @@ SPLIT_KEYS = 256
 
 def ram_share(memory_gbps: float, link_gbps: float) -> float:
     """The share of the keys and values in RAM that the processor reads while the link brings the others, if
-    both are to end at the same time. Both read the same RAM, whose rate is memory_gbps. 1 if a rate is not
-    known."""
+    both are to end at the same time. Both read the same RAM, whose rate is memory_gbps. 0 if a rate is not
+    known: what is not measured is not taken."""
     if memory_gbps <= 0 or link_gbps <= 0:
-        return 1.0
+        return 0.0
     return max(0.0, 1.0 - link_gbps / memory_gbps)
 
 

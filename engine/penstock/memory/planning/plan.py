@@ -169,13 +169,18 @@ class MemoryPlan:
         )  # fmt: skip
 
     @property
+    def has_handover(self) -> bool:
+        """Whether a card hands work over to the processor: products, experts, or keys and values in RAM."""
+        shares = self.kept_share is not None or self.shares_experts
+        return self.has_gpu and (shares or self.kv_spill_bytes > 0)
+
+    @property
     def host_used_bytes(self) -> int:
         used = self.embedding_bytes + self.layer_bytes("host") + self.adapter_bytes + self.kv_host_bytes
         used += self.heard_bytes + self.kv_spill_bytes
         if self.has_gpu:
             used += INLET_BYTES
-            has_handover = self.kept_share is not None or self.shares_experts or self.kv_spill_bytes
-            used += HANDOVER_BYTES if has_handover else 0
+            used += HANDOVER_BYTES if self.has_handover else 0
             used += self.num_host_expert_slots * self.expert_slot_bytes
             return used + self.num_host_slots * self.staging_slot_bytes
         staging = self.num_staging_slots * self.staging_slot_bytes

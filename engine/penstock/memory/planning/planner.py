@@ -276,9 +276,9 @@ class _Planner:
         as far as the least of the layers leaves room: layers can't be copied from anywhere else. Raises
         CapacityError."""
         streamed = [index for index in range(len(self.layers.sizes)) if index not in device.resident]
-        beside = self.embedding_bytes + self.kv_host_bytes + kv_spill_bytes + INLET_BYTES
-        beside += HANDOVER_BYTES if kv_spill_bytes else 0  # the processor attends to them
-        least, pinnable = self.layers.bytes_around(frozenset()), self.budgets.lane.pinnable_bytes
+        crossing = INLET_BYTES + (HANDOVER_BYTES if kv_spill_bytes else 0)  # the processor attends to them
+        beside = self.embedding_bytes + self.kv_host_bytes + kv_spill_bytes + crossing
+        least, pinnable = self.layers.bytes_around(frozenset()), self.budgets.lane.pinnable_bytes - crossing
         room = min(self.budgets.host - beside, pinnable, max(least, pinnable - kv_spill_bytes))
         tier = self.layers.pinned_tier(streamed, room)
         if tier is None:

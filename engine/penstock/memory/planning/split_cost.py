@@ -15,9 +15,9 @@ from penstock.memory.planning.product_split import (
 from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, product_s
 from penstock.spec import ModelFootprint
 
-#: What is queued for a product of three parts: inputs become integers, two products, a copy to the processor,
-#: a flag that is written, one that is waited for, and results that are fetched.
-LAUNCHES = 7
+#: What is queued for a product of three parts beside its crossing, which is measured with what it queues:
+#: inputs become integers, and two products.
+LAUNCHES = 3
 
 
 class SplitWork(NamedTuple):

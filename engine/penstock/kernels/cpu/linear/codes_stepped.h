@@ -3,7 +3,7 @@
 
 enum { STEPPED_TOKENS = 4, STEPPED_BYTES = 16 << 10 /* of activations, which stay in the L1 cache */ };
 
-/* The first `count` of 16 words, which are 16 or more behind `from` in memory if `is_safe`; zeros for the others. */
+/* 16 words from `from` on, zeros from word `count` on. is_safe: all 16 can be read. */
 INLINE __m256i some_words(const uint16_t *from, int64_t count, bool is_safe) {
     static const uint16_t masks[32] = {[0 ... 15] = 0xffff};
     if (count >= 16) return _mm256_loadu_si256((const __m256i *)from);
@@ -105,6 +105,12 @@ INLINE int64_t sum_of_lanes(__m256i v) {
     }
 #define ADD_CHANNEL(R, j) TOKENS_##R(ADD_STEPPED, j)
 
+/* fetch_codes() of the same bytes of each row: where rows are met in parts, the next lines are not those of the next rows. */
+INLINE void fetch_rows(code_fetch fetch, int rows, int64_t stride, int64_t from, int64_t bytes) {
+    if (from % 64 == 0 || bytes == 64)
+        for (int j = 0; j < rows; j++) fetch_codes(fetch, j * stride + from, 64);
+}
+
 /* R tokens by C channels, `stride` bytes apart, whose steps are at `place`: the groups from g to g_end. */
 typedef void (*stepped_fn)(const int8_t *x, int64_t row_bytes, const int8_t *w, int64_t stride, int place, int64_t g,
                            int64_t g_end, int64_t (*sums)[STEPPED_TOKENS]);
@@ -118,7 +124,8 @@ typedef void (*stepped_fn)(const int8_t *x, int64_t row_bytes, const int8_t *w, 
         const code_fetch fetch = next_codes(w, C, stride);                                         \
         CHANNELS_##C(CLEAR_CHANNEL, R)                                                             \
         for (int64_t k = 0; g < g_end; g += at_once, k += bytes, w += bytes, x += bytes * x_block / 32) { \
-            fetch_codes(fetch, C * k, C * bytes);                                                  \
+            if (R == 2) fetch_rows(fetch, C, stride, k, bytes);                                    \
+            else fetch_codes(fetch, C * k, C * bytes);                                             \
             CHANNELS_##C(STEPPED_CHANNEL, R)                                                       \
         }                                                                                          \
         CHANNELS_##C(ADD_CHANNEL, R)                                                               \
