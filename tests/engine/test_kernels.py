@@ -193,6 +193,8 @@ def test_grouped_scales_equal_the_reference_bit_for_bit(
     [
         (5, 9000, 11, 0),  # more inputs than sums of 32 bits take, few rows
         (7, 4170, 21, 0),  # few rows, blocks of 2048 inputs, the last one of 74
+        (7, 9008, 11, 0),  # the same two with AVX2, whose few rows have a multiple of 16 inputs
+        (18, 4112, 21, 0),
         (4, 2176, 19, 64),  # few rows, groups in two blocks
         (4, 2176, 19, 128),
         (20, 2100, 70, 0),  # two blocks, the last one of 52

@@ -11,14 +11,13 @@
 enum { BYTE_BLOCK = 64, MOST_BYTE_INPUTS = 1 << 16 /* of hi, whose sums fit 32 bits: 65536 * 15 * 15 * 128 */ };
 
 /* Whether codes are multiplied as bytes. With more tokens, packing codes into panels (panel_avx2.h) or expanding stepped
- * ones into INT8 (expanded.h) is faster; 8-bit activations are half the work. A channel with few groups spends more on
- * finding its steps. */
+ * ones into INT8 (expanded.h) is faster; 8-bit activations are half the work. */
 static bool takes_bytes(const linear *l, int64_t num_tokens, int64_t in_features, int activation_bits, bool is_stepped) {
     const int64_t n = l->num_groups, size = in_features / n;
     const bool has_blocks = (size == 32 || size == 64 || size == 128) && in_features % BYTE_BLOCK == 0;
     if (!(l->kind == INT4 || l->has_small_table) || !has_blocks || n == 1 || in_features > MOST_BYTE_INPUTS) return false;
     if (activation_bits == 8) return is_stepped || num_tokens <= 4;
-    return num_tokens <= (is_stepped ? (n > 16 ? 8 : 4) : size == 128 ? 4 : 2);
+    return num_tokens <= (is_stepped || size == 128 ? 4 : 2);
 }
 
 typedef struct {

@@ -53,6 +53,8 @@ typedef struct {
     const float *bias;
     float *y; /* [num_tokens, out_features] */
     int64_t out_features, num_groups, columns_per_task;
+    const int8_t *after; /* what is read after these weights, `after_bytes` for each channel, or NULL */
+    int64_t after_bytes;
     int64_t first_task; /* of the pool, where several products are computed together */
     bool is_few; /* rows, so that they are used as they lie, without packing weights */
     bool is_tiled; /* one group, or groups that tiles can compute */

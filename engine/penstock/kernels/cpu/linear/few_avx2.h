@@ -1,0 +1,105 @@
+/* A few tokens by INT8 as it lies, with a scale per channel, by pmaddwd on vectors of 256 bits. Part of int16.h.
+ *
+ * Two channels by up to six tokens: twelve sums, two vectors of weights, one of activations and one of products fill the 16
+ * registers. Each tile widens its weights again, which costs less than packing them into a panel (panel_avx2.h), as that pays
+ * only when many tokens meet it. The weights of a second tile lie in the L1 cache, and activations in the L2 cache. */
+#pragma once
+
+enum { FEW_FROM_TOKENS = 4, FEW_LEAST = 3, FEW_TOKENS = 18, FEW_ROWS = 6, FEW_CHANNELS = 2 };
+
+#define FEW_3(DO) DO(0) DO(1) DO(2)
+#define FEW_4(DO) FEW_3(DO) DO(3)
+#define FEW_5(DO) FEW_4(DO) DO(4)
+#define FEW_6(DO) FEW_5(DO) DO(5)
+#define CLEAR_FEW(i) __m256i a##i = {}, b##i = {};
+#define MULTIPLY_FEW(i)                                                                            \
+    {                                                                                              \
+        __m256i inputs = load_integers(x + i * padded);                                            \
+        INTEGERS_IN_REGISTER(inputs);                                                              \
+        a##i = _mm256_add_epi32(a##i, _mm256_madd_epi16(first, inputs));                           \
+        b##i = _mm256_add_epi32(b##i, _mm256_madd_epi16(second, inputs));                          \
+        INTEGERS_IN_REGISTER(a##i);                                                                \
+        INTEGERS_IN_REGISTER(b##i);                                                                \
+    }
+#define STORE_FEW(i) all[0][i] = a##i, all[1][i] = b##i;
+/* What is read next: `rows` times a line for each line of inputs. */
+typedef struct {
+    const int8_t *at;
+    int64_t stride;
+    int rows;
+} row_fetch;
+/* Adds the sums of two channels, `stride` bytes apart, by R tokens and a multiple of STEP inputs to `totals`: those of the
+ * first channel, then those of the second. */
+typedef void (*few_fn)(const int16_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t num_inputs,
+                       row_fetch next, vec4 *totals);
+#define DEFINE_FEW(R)                                                                              \
+    NOINLINE void few_##R(const int16_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t num_inputs, \
+                          row_fetch next, vec4 *totals) {                                          \
+        FEW_##R(CLEAR_FEW)                                                                         \
+        for (int64_t left = num_inputs; left > 0; left -= LINE, next.at += LINE) {                 \
+            if (next.rows > 0) _mm_prefetch(next.at, _MM_HINT_T0);                                 \
+            if (next.rows > 1) _mm_prefetch(next.at + next.stride, _MM_HINT_T0);                   \
+            for (int64_t k = MIN(left, LINE); k > 0; k -= STEP, x += STEP, w += STEP) {            \
+                const __m256i first = load_weights(w), second = load_weights(w + stride);          \
+                FEW_##R(MULTIPLY_FEW)                                                              \
+            }                                                                                      \
+        }                                                                                          \
+        __m256i all[FEW_CHANNELS][R];                                                              \
+        FEW_##R(STORE_FEW)                                                                         \
+        const __m256i *one = all[0], none = {};                                                    \
+        for (int i = 0; i + 4 <= 2 * R; i += 4, one += 4) add_sums(one[0], one[1], one[2], one[3], num_inputs, totals++); \
+        if (R % 2) add_sums(one[0], one[1], none, none, num_inputs, totals);                       \
+    }
+DEFINE_FEW(3)
+DEFINE_FEW(4)
+DEFINE_FEW(5)
+DEFINE_FEW(6)
+
+/* Some tokens by two channels. */
+static void few_tile(const linear *l, int64_t token, int64_t tokens, int64_t column, row_fetch next) {
+    static const few_fn tiles[] = {few_3, few_4, few_5, few_6};
+    const activations *a = l->a;
+    vec4 totals[FEW_CHANNELS * FEW_ROWS / 4] = {};
+    for (int64_t k = 0, stop; k < a->in_features; k = stop) {
+        stop = MIN(k + MAX_INPUTS, a->in_features);
+        tiles[tokens - FEW_LEAST](a->rows + token * a->padded + k, a->padded, l->qweight + column * l->row_bytes + k,
+                                  l->row_bytes, stop - k, (row_fetch){next.at + k, next.stride, next.rows}, totals);
+    }
+    for (int j = 0; j < FEW_CHANNELS; j++, column++)
+        for (int64_t i = 0; i < tokens; i++) {
+            const int64_t at = j * tokens + i;
+            const float y = (float)(totals[at / 4][at % 4] * ((double)a->token_scales[token + i] * (double)l->scale[column]));
+            l->y[(token + i) * l->out_features + column] = l->bias ? y + l->bias[column] : y;
+        }
+}
+
+static bool takes_few_rows(const linear *l) {
+    const activations *a = l->a;
+    const bool is_whole = l->kind == INT8 && l->num_groups == 1 && a->in_features % STEP == 0;
+    return is_whole && a->num_tokens >= FEW_FROM_TOKENS && a->num_tokens <= FEW_TOKENS;
+}
+
+/* The rows from `column` on, or as many bytes of what is read after these weights. */
+INLINE row_fetch next_rows(const linear *l, int64_t column) {
+    if (l->after) return (row_fetch){l->after + (column - FEW_CHANNELS) * l->after_bytes, 0, 1};
+    return (row_fetch){l->qweight + next_column(l, column) * l->row_bytes, l->row_bytes, FEW_CHANNELS};
+}
+
+/* The i-th row, if there is one. */
+INLINE row_fetch one_row(row_fetch next, int64_t i) {
+    return (row_fetch){next.at + i * next.stride, next.stride, i < next.rows};
+}
+
+/* Returns where the computed channels end. */
+static int64_t linear_few_rows(const linear *l, int64_t column, int64_t column_end) {
+    const int64_t num_tokens = l->a->num_tokens, num_tiles = (num_tokens + FEW_ROWS - 1) / FEW_ROWS;
+    column_end -= (column_end - column) % FEW_CHANNELS;
+    for (; column < column_end; column += FEW_CHANNELS) {
+        const row_fetch next = next_rows(l, column + FEW_CHANNELS);
+        for (int64_t i = 0, t = 0, end; i < num_tiles; i++, t = end) {
+            end = (i + 1) * num_tokens / num_tiles;
+            few_tile(l, t, end - t, column, num_tiles == 1 ? next : one_row(next, i));
+        }
+    }
+    return column_end;
+}
