@@ -158,9 +158,25 @@ def test_the_fastest_values_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clocked.now_s < 5
 
 
+@pytest.mark.parametrize(("int8_s", "int4_s", "found"), [(0.6, 1.0, 4), (0.6, 1.5, 0), (0.95, 0.95, 0)])
+def test_fewer_threads_are_for_products_of_both_formats(
+    monkeypatch: pytest.MonkeyPatch, int8_s: float, int4_s: float, found: int
+) -> None:
+    """A second with all threads, and so many seconds with four of eight."""
+    clocked = Clocked(monkeypatch)
+
+    def linear(x: Tensor, weight: Matrix) -> None:
+        with_four = int4_s if isinstance(weight, Int4Tensor) else int8_s
+        clocked.now_s += with_four if clocked.tuning.read_threads == 4 else 1.0
+
+    weights = [QuantizedTensor(torch.ones(4, 64, dtype=torch.int8), torch.ones(4))]
+    threads = next(trial for trial in trials("avx2", 8) if trial.parameter == "read_threads")
+    assert tune([threads], linear, weights, 2, clocked.use) == KernelTuning(read_threads=found)
+
+
 def test_builds_are_tuned_in_what_they_have() -> None:
     assert {trial.parameter for trial in trials("avx512", 2)} == set(TUNING_RANGES)
-    assert trials("avx2", 8)[1:] == [Trial("read_threads", (0, 6, 4), (2,))]
+    assert trials("avx2", 8)[1:] == [Trial("read_threads", (0, 6, 4), (2,), ("int8", "int4"), 0.9)]
     assert [trial.parameter for trial in trials("amx", 1)] == ["prefetch_bytes", "prefetch_bytes_int4"]
     for trial in trials("avx512", 64):
         assert trial.values[0] == getattr(KernelTuning(), trial.parameter), "the first value is the usual one"

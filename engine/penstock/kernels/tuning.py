@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,28 +26,33 @@ _FACTORS = ("avx512", "amx")
 #: A value replaces the usual one if products then take at most this share of the usual one's time. A smaller
 #: gain may be noise.
 _FASTER = 0.97
+#: The same for fewer threads, which cost much where memory was slow for a moment only.
+_FASTER_THREADS = 0.9
 #: Most rounds of a trial, and the seconds after which no other round begins.
 _ROUNDS, _TRIAL_S = 5, 0.7
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Values of a parameter that are compared, by products with these numbers of rows of integers.
-    Weights are INT8, or 4-bit codes."""
+    """Values of a parameter that are compared, by products with these numbers of rows of integers and
+    weights in these formats. Another value than the first has to take at most `share` of its time."""
 
     parameter: str
     values: tuple[int, ...]
     rows: tuple[int, ...]
-    has_codes: bool = False
+    formats: tuple[Literal["int8", "int4"], ...] = ("int8",)
+    share: float = _FASTER
 
 
 def trials(build: str, num_threads: int) -> list[Trial]:
     """What is compared for a build, one after the other. Rows are even: a token may have two."""
     half, most = max(1, num_threads // 2), max(1, 3 * num_threads // 4)
-    threads = Trial("read_threads", tuple(dict.fromkeys((0, most, half))), (2,))
+    # Memory that one thread uses up in INT8 may wait for arithmetic in 4 bits.
+    values = tuple(dict.fromkeys((0, most, half)))
+    threads = Trial("read_threads", values, (2,), ("int8", "int4"), _FASTER_THREADS)
     found = [Trial("prefetch_bytes", (2048, 0, 1024, 4096), (2,)), *([threads] if num_threads > 1 else [])]
     if build in _FACTORS:
-        found += [Trial("prefetch_bytes_int4", (12288, 16384, 8192, 4096, 0), (2,), has_codes=True)]
+        found += [Trial("prefetch_bytes_int4", (12288, 16384, 8192, 4096, 0), (2,), ("int4",))]
     if build == _PACKING:
         found += [
             Trial("few_rows", (32, 16, 8, 64), (16, 32, 64)),
@@ -80,9 +86,16 @@ def tune(
     than the caches. Each trial goes on with the values that were found before. In the end the values found
     are in use."""
     found = KernelTuning()
+    codes = [_as_codes(each) for each in weights]
+    matrices: dict[str, Sequence[Matrix]] = {"int8": weights, "int4": codes}
     for trial in candidates:
-        own = [_as_codes(each) for each in weights] if trial.has_codes else weights
-        found = _fastest(trial, found, linear, own, rows_per_token, use)
+        cases = [
+            (torch.randn(rows // rows_per_token, width), matrices[kind])
+            for kind, width in (("int8", weights[0].shape[1]), ("int4", codes[0].shape[1]))
+            if kind in trial.formats
+            for rows in trial.rows
+        ]
+        found = _fastest(trial, found, linear, cases, use)
     use(found)
     return found
 
@@ -91,26 +104,24 @@ def _fastest(
     trial: Trial,
     base: KernelTuning,
     linear: Callable[[Tensor, Matrix], object],
-    weights: Sequence[QuantizedTensor] | Sequence[Int4Tensor],
-    rows_per_token: int,
+    cases: Sequence[tuple[Tensor, Sequence[Matrix]]],
     use: Callable[[KernelTuning], None],
 ) -> KernelTuning:
     """`base` with the value whose products take the least time. The first value counts as the usual one."""
-    inputs = [torch.randn(rows // rows_per_token, weights[0].shape[1]) for rows in trial.rows]
     tunings = [replace(base, **{trial.parameter: value}) for value in trial.values]
-    times: list[list[list[float]]] = [[[] for _ in inputs] for _ in tunings]
+    times: list[list[list[float]]] = [[[] for _ in cases] for _ in tunings]
     started, index = time.perf_counter(), 0
     for number in range(_ROUNDS):
         if number and time.perf_counter() - started > _TRIAL_S:
             break
-        for which, x in enumerate(inputs):
+        for which, (x, weights) in enumerate(cases):
             for tuning, samples in zip(tunings, times, strict=True):
                 use(tuning)
                 samples[which].append(_seconds(linear, x, weights[index % len(weights)]))
                 index += 1
     costs = [sum(statistics.median(found) for found in samples) for samples in times]
     best = min(range(len(costs)), key=costs.__getitem__)
-    return tunings[best if costs[best] <= _FASTER * costs[0] else 0]
+    return tunings[best if costs[best] <= trial.share * costs[0] else 0]
 
 
 def _as_codes(weight: QuantizedTensor) -> Int4Tensor:
