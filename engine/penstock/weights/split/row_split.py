@@ -59,13 +59,15 @@ def split_rows(tensors: ModelTensors, share: float, keeps_upper: bool = False) -
 def _split_stack(stack: Stack, share: float, keeps_upper: bool) -> Stack:
     lower_planes = stack.lower_planes or ((),) * len(stack.layers)
     halves = [
-        _split_layer(
-            (*layer, *(replace(each, name=lower_name(each.name)) for each in lower)), share, keeps_upper
-        )
+        _split_layer(layer + _named_lower(lower), share, keeps_upper)
         for layer, lower in zip(stack.layers, lower_planes, strict=True)
     ]
-    kept, rests = (tuple(half) for half in zip(*halves, strict=True))
+    kept, rests = (tuple(each[half] for each in halves) for half in (0, 1))
     return replace(stack, layers=kept, lower_planes=(), rests=rests)
+
+
+def _named_lower(planes: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(replace(plane, name=lower_name(plane.name)) for plane in planes)
 
 
 def _split_layer(
