@@ -56,13 +56,14 @@ def force_shares(patch: pytest.MonkeyPatch, one: float, more: float) -> None:
     patch.setattr(penstock.loader.reading, "streamed_share", lambda *_: lambda n: one if n == 1 else more)
 
 
-def guessing(engine: Engine) -> list[Completion]:
-    """Answers with guesses of the upper planes, whatever they cost; the engine is closed."""
+def guessing(engine: Engine) -> tuple[list[Completion], list[Tensor]]:
+    """Answers with guesses of the upper planes, whatever they cost, and these planes; the engine is
+    closed."""
     with engine:
         engine.scheduler._drafter = Speculation(flat_s, engine.draft_model)
         found = engine.generate(engines.PROMPTS, replace(engines.PARAMS, max_tokens=6))
         assert engine.metrics.draft_tokens
-    return found
+        return found, upper_planes(engine)
 
 
 def small_machine(card_gib: int) -> HardwareProfile:
@@ -128,16 +129,15 @@ def test_upper_planes_guess_beside_shared_products(
     config = {"weights": "planes", "group_size": group_size, "max_model_len": 64}
     alone = load(checkpoint, share_products="off", draft_with_planes=True, **config)
     assert alone.plan.kept_share is None
-    planes = upper_planes(alone)
-    expected = guessing(alone)
+    expected, planes = guessing(alone)
     for num_resident, one, more in SPLITS[1:] + [(2, 1.0, 1.0)]:
         num_resident = max(2, num_resident)  # of 8 planes 4: all upper ones
         force_shares(monkeypatch, one, more)
         engine = load(checkpoint, num_resident_layers=num_resident, draft_with_planes=True, **config)
         assert engine.plan.kept_share == (2 * num_resident - 4) / 4
-        found = upper_planes(engine)
-        assert len(found) == 16 and all(map(torch.equal, found, planes))
-        assert exact(guessing(engine)) == exact(expected), (num_resident, one, more)
+        found, guessed = guessing(engine)
+        assert exact(found) == exact(expected), (num_resident, one, more)
+        assert len(guessed) == 16 and all(map(torch.equal, guessed, planes))
         num_sweeps, plan = engine.metrics.num_steps + 1, engine.plan  # and what is read ahead
         streamed = engine.metrics.links["host to device"].num_bytes - plan.layer_bytes("device")
         assert streamed <= max(one, more) * num_sweeps * plan.streamed_bytes / 2
