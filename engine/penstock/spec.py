@@ -289,6 +289,15 @@ class ExpertFootprint:
 NO_EXPERTS = ExpertFootprint()
 
 
+class SharedMatrix(NamedTuple):
+    """A matrix whose product a card and the processor can share."""
+
+    out_features: int
+    #: Bytes of an output channel, and those of its lower plane; 0: the matrix is not in planes.
+    row_bytes: int
+    lower_bytes: int = 0
+
+
 @dataclass(frozen=True)
 class ModelFootprint:
     """A model as the memory plan sees it: the bytes of its weights, and the cost of a token."""
@@ -324,9 +333,8 @@ class ModelFootprint:
     encoder_elements: int = 0
     #: The dense units that are lower planes, by their places in layer_bytes.
     lower_planes: frozenset[int] = frozenset()
-    #: The matrices of each layer whose products a card and the processor can share: (output channels, bytes
-    #: of a channel). (): the model has none.
-    matrices: tuple[tuple[tuple[int, int], ...], ...] = ()
+    #: The matrices of each layer whose products a card and the processor can share. (): the model has none.
+    matrices: tuple[tuple[SharedMatrix, ...], ...] = ()
     #: Each layer is two units: what a card keeps of it, and the rest. The rests are the `lower_planes`.
     is_split: bool = False
     #: ModelSpec.implementation

@@ -50,6 +50,7 @@ def step_seconds(
     streamed, kept = share * step.rest_bytes / num_layers, step.kept_bytes / num_layers
     computed = (1 - share) * step.rest_bytes / num_layers / num_products
     card_s = (kept + streamed) / num_products / step.card_bps
+    streamed *= step.link_share  # the card has the upper planes of these channels
     # The link has to bring as much as a step takes, whichever step it is for.
     link = _Link(streamed, num_layers + num_slots, num_slots, step.link_bps, num_slots * streamed)
     crossing_s = step.crossings_s / num_layers / num_products if computed else 0.0

@@ -28,8 +28,6 @@ from penstock.kernels.shared import crossing
 from penstock.kernels.shared.crossing import HEAD_BYTES, MAX_HANDED, open_crossing
 from penstock.memory.handover.cuda_handover import CROSSING_BYTES
 from penstock.memory.lane import find_lane
-from penstock.weights.checkpoints.int4_form import Int4Form
-from penstock.weights.formats.int4_format import Int4
 from penstock.weights.formats.weight_format import Int8
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -57,12 +55,12 @@ def fetch_of(device: torch.device) -> Callable[[int, Tensor], None]:
     return choose_kernels(EngineConfig(device="cuda"), 1, device, None).fetch  # type: ignore[attr-defined,no-any-return]
 
 
-@pytest.mark.parametrize("name", ["INT8", "INT4"])
+@pytest.mark.parametrize("name", ["INT8", "planes", "INT4, groups of 32"])
 @pytest.mark.parametrize("activations", ["int16", "int8"])
 def test_results_are_those_of_the_kernels(name: str, activations: str, card: PretendedCard) -> None:
     """One after the other, with other numbers of tokens each time. Every third one is given up."""
     kernels = NativeKernels(activations)
-    weight = random_matrix(Int8() if name == "INT8" else Int4(Int4Form(32)), (OUT, IN))
+    weight = random_matrix(FORMATS[name], (OUT, IN))
     product = kernels.handed(weight)
     with contextlib.closing(find_lane("cuda")) as lane:
         handover, fetch = lane.handover(), fetch_of(lane.torch_device)

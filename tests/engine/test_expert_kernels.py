@@ -25,6 +25,7 @@ from penstock.kernels import (
 )
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
+from penstock.kernels.int4_tensor import StackedMatrix
 from penstock.kernels.mixture.routing import plain_route
 from penstock.kernels.reference import ReferenceKernels
 
@@ -43,6 +44,8 @@ def int8(rows: int, columns: int, seed: int, num_groups: int = 1) -> QuantizedTe
 def form(kind: str, rows: int, columns: int, seed: int) -> Matrix:
     if kind == "planes":
         return PlanesTensor.of(int8(rows, columns, seed))
+    if kind == "stacked":  # no call in C knows it
+        return StackedMatrix((int8(rows // 2, columns, seed), int8(rows // 2, columns, seed + 1)))
     if kind.startswith("int8"):
         return int8(rows, columns, seed, columns // 64 if "groups" in kind else 1)
     return matrix(kind, rows, columns, 64, torch.bfloat16, seed)
@@ -62,8 +65,9 @@ def experts(kinds: Sequence[str], rows: Sequence[int]) -> list[ExpertRows]:
 @pytest.mark.parametrize("activations", ["int16", "int8"])
 def test_experts_together_are_experts_one_by_one(kind: str, activations: str) -> None:
     kernels, reference = fast(kind, activations), ReferenceKernels(activations)
-    forms = ["int8", "int8 groups", "steps", "steps in some rows", "minima", "mxfp4", "shifts"]
-    for kinds in [[each] * 6 for each in forms] + [forms[:6], ["planes", *forms[1:6]]]:
+    forms = ["int8", "int8 groups", "steps", "steps in some rows", "minima", "mxfp4", "shifts", "planes"]
+    mixed = [forms[:6], ["planes", *forms[:5]], ["stacked", *forms[1:6]]]
+    for kinds in [[each] * 6 for each in forms] + mixed:
         for rows in ROWS:
             given, total = experts(kinds, rows), sum(rows)
             generator = torch.Generator().manual_seed(1)

@@ -104,16 +104,20 @@ def test_what_a_pass_takes(multiplies_bytes: bool) -> None:
     multiplied. Upper planes are half of the bytes, and a step of one token reads for 0.2 s."""
     layer = SimpleNamespace(num_bytes=100, is_resident=True, is_lower=False)
     plan: Any = SimpleNamespace(
-        layers=[layer, SimpleNamespace(num_bytes=100, is_resident=True, is_lower=True)]
+        layers=[layer, SimpleNamespace(num_bytes=100, is_resident=True, is_lower=True)], kept_share=None
     )
 
-    def predict(num_tokens: int, _: int) -> Any:
+    def predict(num_tokens: int, *_: object) -> Any:
         terms = {"memory": 0.2, "arithmetic": 0.1 * num_tokens}
         return SimpleNamespace(terms=terms, products_s=max(terms.values()))
 
     share = guess_share(2, multiplies_bytes)
     assert pass_s(plan, predict, share, 1) == pytest.approx(0.1)
     assert pass_s(plan, predict, share, 9) == pytest.approx(0.1 + (0.4 if multiplies_bytes else 0.8))
+    # A card keeps half of the lower planes, and what is shared comes with its upper ones, which it has.
+    plan.layers, plan.kept_share = [SimpleNamespace(num_bytes=150, is_resident=True, is_lower=False)], 0.5
+    plan.layers.append(SimpleNamespace(num_bytes=100, is_resident=False, is_lower=True))
+    assert pass_s(plan, predict, share, 1) == pytest.approx(0.2 * 100 / 300)
 
 
 def test_what_can_not_be_had_is_refused(tiny_llama: Path, tmp_path: Path) -> None:

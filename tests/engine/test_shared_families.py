@@ -4,7 +4,6 @@ without their encoders, models that pool, and recurrences where a card's kernels
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,13 +107,3 @@ def test_recurrences(name: str, tmp_path: Path, card: PretendedCard) -> None:
     assert shared_products(shared)
     with pytest.raises(ConfigError, match="recurrent states"):
         load(tmp_path)
-
-
-def test_planes_are_not_shared() -> None:
-    """Two of a layer's units are planes already."""
-    size = size_of("tinyllama-1.1b", "planes")
-    assert size.lower_planes and not size.matrices
-    assert MACHINE.device is not None
-    small = replace(MACHINE, device=replace(MACHINE.device, total_bytes=1 << 30, free_bytes=1 << 30))
-    shared, _ = planned(size, EngineConfig(num_kv_tokens=2048), small)
-    assert shared.streamed_bytes and shared.kept_share is None

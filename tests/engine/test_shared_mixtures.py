@@ -70,9 +70,9 @@ def answers(engine: Engine) -> list[Completion]:
     return engine.generate(engines.PROMPTS[:2], engines.PARAMS) + engine.generate([[11, 2]], engines.PARAMS)
 
 
-@pytest.mark.parametrize("num_on_card", [4, 20])
+@pytest.mark.parametrize(("num_on_card", "weights"), [(4, "int8"), (20, "int8"), (4, "planes")])
 def test_both_kinds_of_sharing_at_once(
-    num_on_card: int, mixture: Path, card: PretendedCard, monkeypatch: pytest.MonkeyPatch
+    num_on_card: int, weights: str, mixture: Path, card: PretendedCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bits of the card alone, with dense layers in two places and experts in two memories. All that the
     processor computes crosses by flags."""
@@ -81,7 +81,7 @@ def test_both_kinds_of_sharing_at_once(
         plan = alone.plan
         expected = alone.generate(engines.PROMPTS, engines.PARAMS)
     room = plan.device_used_bytes - (NUM_EXPERTS - num_on_card) * plan.expert_slot_bytes
-    engine = load(mixture, room)
+    engine = load(mixture, room, weights=weights)
     assert engine.plan.kept_share == 1 / 3 and engine.plan.shares_experts
     assert engine.plan.num_expert_slots < NUM_EXPERTS
     kernels = engine.model.executor.family.kernels
@@ -100,20 +100,26 @@ def test_both_kinds_of_sharing_at_once(
     assert card.driver.num_registered == card.memory.used_bytes == 0
 
 
-@pytest.mark.parametrize("name", ["Qwen2-MoE", "DeepSeek V3", "gpt-oss", "MiniCPM3"])
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("Qwen2-MoE", "int8"), ("DeepSeek V3", "int8"), ("gpt-oss", "int8"), ("MiniCPM3", "int8"),
+        ("DeepSeek V3", "planes"),
+    ],
+)  # fmt: skip
 def test_models_of_which_products_are_shared(
-    name: str, tmp_path: Path, card: PretendedCard, monkeypatch: pytest.MonkeyPatch
+    name: str, weights: str, tmp_path: Path, card: PretendedCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shared experts, latents and biases. All experts stay on the card."""
     build(name, tmp_path)
     with load(tmp_path, share_products="off") as alone:
         expected = answers(alone)
-    engine = load(tmp_path)
+    engine = load(tmp_path, weights=weights)
     assert engine.plan.kept_share is not None
     names, views = set[str](), LayerWeights.with_matrices
 
     def watched(self: LayerWeights, matrices: dict[str, SplitMatrix]) -> LayerWeights:
-        names.update(matrices)
+        names.update(name for name, matrix in matrices.items() if isinstance(matrix, SplitMatrix))
         return views(self, matrices)
 
     monkeypatch.setattr(LayerWeights, "with_matrices", watched)

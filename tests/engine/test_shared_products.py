@@ -19,7 +19,7 @@ from torch import Tensor
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import ComputationError, ConfigError, StepFailed
-from penstock.kernels import Matrix, SharedKernels, SplitMatrix, choose_kernels
+from penstock.kernels import Matrix, PlanesTensor, SharedKernels, SplitMatrix, choose_kernels
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.shared.crossing import Crossing
 from penstock.memory.handover.cuda_handover import CudaHandover
@@ -27,6 +27,7 @@ from penstock.memory.hardware import DeviceProfile, HardwareProfile, capacities
 from penstock.memory.lane import find_lane
 from penstock.weights.checkpoints.int4_form import Int4Form
 from penstock.weights.formats.int4_format import Int4
+from penstock.weights.formats.planes_format import LowerPlane, UpperPlane
 from penstock.weights.formats.weight_format import Int8, WeightFormat
 from penstock.weights.split.shared_rows import SharedRows
 
@@ -64,6 +65,8 @@ class ThreadHandover:
 FORMATS: dict[str, WeightFormat] = {
     "INT8": Int8(),
     **{f"INT8, groups of {size}": Int8(size) for size in (32, 64, 128)},
+    "planes": UpperPlane(),
+    "planes, groups of 32": UpperPlane(32),
     **{f"INT4, groups of {size}": Int4(Int4Form(size)) for size in (32, 128)},
     "zero points": Int4(Int4Form(64, minima="zero_points", codebook="unsigned")),
     "blocks with minima": Int4(Int4Form(32, "F16", 8, "numbers", "unsigned")),
@@ -72,14 +75,25 @@ FORMATS: dict[str, WeightFormat] = {
 
 
 def random_matrix(weight_format: WeightFormat, shape: tuple[int, int], seed: int = 3) -> Matrix:
+    """Of planes both."""
     generator = torch.Generator().manual_seed(seed)
+    matrix = random_operand(weight_format, shape, generator)
+    if isinstance(matrix, PlanesTensor):
+        lower = random_operand(LowerPlane(), shape, generator)
+        assert isinstance(lower, Tensor)
+        matrix = matrix.with_lower(lower)
+    assert not isinstance(matrix, Tensor)
+    return matrix
+
+
+def random_operand(
+    weight_format: WeightFormat, shape: tuple[int, int], generator: torch.Generator
+) -> Matrix | Tensor:
     arrays = [
         each.view(torch.zeros(each.num_bytes, dtype=torch.uint8)) for each in weight_format.components(shape)
     ]
     weight_format.fill_random(arrays, generator)
-    matrix = weight_format.operand(arrays)
-    assert not isinstance(matrix, Tensor)
-    return matrix
+    return weight_format.operand(arrays)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -135,7 +149,9 @@ def load(folder: Path, processor_gops: float = 0.1, **config: object) -> Engine:
 @needs_card
 @pytest.mark.parametrize("by_flags", [True, False])
 @pytest.mark.parametrize(
-    "quantized", [{}, {"group_size": 32}, {"weights": "int4", "group_size": 32}, {"activations": "int8"}]
+    "quantized",
+    [{}, {"group_size": 32}, {"weights": "int4", "group_size": 32}, {"activations": "int8"}]
+    + [{"weights": "planes"}, {"weights": "planes", "group_size": 32}],
 )
 def test_answers_are_those_of_the_card_alone(
     quantized: dict[str, object],

@@ -32,6 +32,7 @@ CONFIG: dict[str, Any] = {
 #: What LlamaSpec has in place of Llama's values, and the matrices' form.
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "llama": ({}, "int8"),
+    "planes": ({}, "planes"),
     "qwen3": ({"attention": AttentionForm(norms=HeadNorms())}, "steps"),
     "groups, norms behind rope": (
         {"attention": AttentionForm(norms=HeadNorms(Norm(offset=1.0), is_after_rope=True))},

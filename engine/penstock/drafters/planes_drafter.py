@@ -84,12 +84,16 @@ def pass_s(plan: MemoryPlan, predict: Predict, share: float, num_places: int) ->
     """What a pass over the upper planes takes; 0 if nothing was measured. predict: of the model's steps.
     share: guess_share(). A pass reads the upper planes' part of what a step reads from memory and writes
     there, and has rows for each place. Beyond the first, a row takes what it takes in a step, or its
-    arithmetic: a few rows hide theirs behind the reading of 8 bits, and 4 bits are read too soon for that."""
+    arithmetic: a few rows hide theirs behind the reading of 8 bits, and 4 bits are read too soon for that. A
+    card that shares products computes a pass alone."""
     one, step, as_many_rows = (
-        predict(count, count) for count in (1, num_places, math.ceil(num_places * share))
+        predict(count, count, 0, None, 0, True) for count in (1, num_places, math.ceil(num_places * share))
     )
-    whole = sum(layer.num_bytes * (1 if layer.is_resident else 2) for layer in plan.layers)
-    upper = sum(layer.num_bytes for layer in plan.layers if not layer.is_lower)
+    upper, streamed = float(sum(layer.num_bytes for layer in plan.layers if not layer.is_lower)), 2.0
+    if plan.kept_share is not None:
+        upper /= 1 + plan.kept_share  # the card keeps this share of the lower planes beside them
+        streamed = 1.5  # half of a rest are upper planes, which the card has
+    whole = sum(layer.num_bytes * (1 if layer.is_resident else streamed) for layer in plan.layers)
     read_s = one.terms.get("memory", 0.0) * upper / whole
     arithmetic_s = step.terms.get("arithmetic", 0.0) - one.terms.get("arithmetic", 0.0)
     return read_s + max(as_many_rows.products_s - one.products_s, arithmetic_s * share)

@@ -24,7 +24,7 @@ class MatrixRecord(ctypes.Structure):
 
     _fields_ = (
         ("qweight", _P), ("table", ctypes.c_char_p), ("numbers", NumbersRecord), ("num_groups", _N),
-        ("in_features", _N), ("out_features", _N),
+        ("in_features", _N), ("out_features", _N), ("lower", _P), ("lower_bytes", _N),
     )  # fmt: skip
 
 

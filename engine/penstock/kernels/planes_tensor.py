@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.kernels.operands import QuantizedTensor
+from penstock.kernels.expert_records import MatrixRecord, NumbersRecord
+from penstock.kernels.operands import MAX_IN_FEATURES, QuantizedTensor
 
 #: A byte that stands in for two inputs of a lower plane that is not there: the middle of a step of the upper
 #: plane.
@@ -44,6 +45,15 @@ class PlanesTensor(_Planes):
             self.scale.data_ptr(), 0 if self.lower is None else self.upper.shape[1],
         )  # fmt: skip
 
+    @functools.cached_property
+    def record(self) -> MatrixRecord | None:
+        """The same for compiled kernels that take records; None: the rows are too wide for them."""
+        out_features, num_groups, upper, lower, scale, lower_bytes = self.native
+        numbers, in_features = NumbersRecord(scale=scale, block_groups=1), self.shape[1]
+        if in_features > MAX_IN_FEATURES:
+            return None
+        return MatrixRecord(upper, None, numbers, num_groups, in_features, out_features, lower, lower_bytes)
+
     @property
     def shape(self) -> tuple[int, int]:
         """(out_features, in_features)."""
@@ -60,6 +70,10 @@ class PlanesTensor(_Planes):
     def upper_alone(self) -> PlanesTensor:
         """The matrix without its lower plane."""
         return PlanesTensor(self.upper, None, self.scale)
+
+    def with_lower(self, lower: Tensor) -> PlanesTensor:
+        """The matrix with this lower plane, uint8 [out_features, in_features / 2]."""
+        return PlanesTensor(self.upper, lower, self.scale)
 
     def rows(self, start: int, stop: int) -> PlanesTensor:
         """A view of the output channels from `start` to `stop`."""

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from penstock.config import WeightBits
 from penstock.model.registry import read_spec
-from penstock.spec import CROSS, NO_EXPERTS, ExpertFootprint, KVLayout, ModelFootprint, ModelSpec
+from penstock.spec import (
+    CROSS,
+    NO_EXPERTS,
+    ExpertFootprint,
+    KVLayout,
+    ModelFootprint,
+    ModelSpec,
+    SharedMatrix,
+)
 from penstock.weights.conversion import layer_file, whole_file
 from penstock.weights.conversion.convert import check_space
 from penstock.weights.conversion.converted_config import TIED_HEAD, quantization_config
@@ -63,20 +71,32 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout | None
     )
 
 
-def _matrices(spec: ModelSpec, tensors: ModelTensors) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """ModelFootprint.matrices. Layers in planes, and those of other people, are not shared; nor are those of
-    an encoder: a card computes its many tokens while the link brings the next layer."""
-    dense, encoders = tensors.dense_units, {stack.name for stack in tensors.stacks if stack.is_encoder}
-    has_planes = any(unit.key.plane is not None for unit in dense)
-    if has_planes or spec.implementation != "penstock":
+def _matrices(spec: ModelSpec, tensors: ModelTensors) -> tuple[tuple[SharedMatrix, ...], ...]:
+    """ModelFootprint.matrices. Layers of other people are not shared; nor are those of an encoder: a card
+    computes its many tokens while the link brings the next layer. Planes beside an encoder are not shared."""
+    has_planes = any(stack.lower_planes for stack in tensors.stacks)
+    if (has_planes and tensors.num_encoder_layers) or spec.implementation != "penstock":
         return ()
     layers = [
-        [] if unit.key.stack in encoders else [tensor for tensor in unit.tensors if can_be_split(tensor)]
-        for unit in dense
+        () if stack.is_encoder else _shared_matrices(layer, stack.lower_planes[index : index + 1])
+        for stack in tensors.stacks
+        for index, layer in enumerate(stack.layers)
     ]
-    if not any(layers):
-        return ()
-    return tuple(tuple((matrix.shape[0], row_bytes(matrix)) for matrix in layer) for layer in layers)
+    return tuple(layers) if any(layers) else ()
+
+
+def _shared_matrices(
+    layer: tuple[TensorSpec, ...], lower_planes: tuple[tuple[TensorSpec, ...], ...]
+) -> tuple[SharedMatrix, ...]:
+    """Of one layer and its lower planes, if it has any."""
+    lower = {tensor.name: row_bytes(tensor) for tensors in lower_planes for tensor in tensors}
+    return tuple(
+        SharedMatrix(
+            tensor.shape[0], row_bytes(tensor) + lower.get(tensor.name, 0), lower.get(tensor.name, 0)
+        )
+        for tensor in layer
+        if can_be_split(tensor)
+    )
 
 
 def _part_bytes(spec: ModelSpec, kv_layout: KVLayout | None) -> tuple[int, ...]:

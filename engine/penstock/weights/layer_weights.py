@@ -142,7 +142,7 @@ class LayerWeights:
         for name, plane in lower.items():
             upper = self._tensors[name]
             assert isinstance(upper, PlanesTensor) and isinstance(plane, Tensor)
-            whole[name] = PlanesTensor(upper.upper, plane, upper.scale)
+            whole[name] = upper.with_lower(plane)
         return LayerWeights(self._tensors | whole, self._ask)
 
     def __contains__(self, name: str) -> bool:

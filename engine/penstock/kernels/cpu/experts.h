@@ -7,10 +7,12 @@
 
 /* A matrix as expert_records.py describes it. */
 typedef struct {
-    const int8_t *qweight;
+    const int8_t *qweight; /* of planes the upper one */
     const int8_t *table; /* the integers of 16 codes; NULL: the weights are INT8 */
     group_numbers numbers; /* INT8: `scale` alone, float32 */
     int64_t num_groups, in_features, out_features;
+    const uint8_t *lower; /* INT8 in planes: the lower one, whose channels lie `lower_bytes` apart; else NULL */
+    int64_t lower_bytes;
 } expert_matrix;
 
 typedef struct {
@@ -48,6 +50,8 @@ static void *plan_product(product *p, const expert_matrix *m, const float *bias,
                           int activation_bits, void *scratch) {
     int32_t offset = WEIGHT_OFFSET;
     if (m->table) p->l = int4_linear(m->qweight, m->table, m->numbers, m->num_groups, m->in_features, m->out_features, &offset);
+    else if (m->lower)
+        p->l = planes_linear(m->qweight, m->lower, m->lower_bytes, m->numbers.scale, m->num_groups, m->in_features, m->out_features);
     else
         p->l = (linear){.qweight = m->qweight, .scale = m->numbers.scale, .out_features = m->out_features,
                         .num_groups = m->num_groups, .kind = INT8, .row_bytes = m->in_features,

@@ -69,15 +69,17 @@ class CudaGroupedLinear:
         grouped = _Grouped("groups", weight.qweight, weight.scale, size, weight.num_groups)
         return self._product(x, grouped, bias, y)
 
-    def planes_product(self, x: Tensor, weight: PlanesTensor, bias: Tensor | None) -> Tensor:
-        """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features]."""
+    def planes_product(
+        self, x: Tensor, weight: PlanesTensor, bias: Tensor | None, y: Tensor | None = None
+    ) -> Tensor:
+        """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features], in y if it is given."""
         size = x.shape[1] // weight.num_groups
         if size not in GROUP_SIZES:
-            return reference.linear(x, weight.joined(), bias, self._activations)
+            return _placed(reference.linear(x, weight.joined(), bias, self._activations), y)
         grouped = _Grouped(
             "plane_groups", weight.upper, weight.scale, size, weight.num_groups, lower=weight.lower
         )
-        return self._product(x, grouped, bias)
+        return self._product(x, grouped, bias, y)
 
     def int4_product(
         self, x: Tensor, weight: Int4Tensor, bias: Tensor | None, y: Tensor | None = None

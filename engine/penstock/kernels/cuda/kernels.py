@@ -44,6 +44,7 @@ NARROW_ROW = 256
 ROUTER_WARPS = 8
 #: Launches of one kernel that are kept prepared.
 MAX_PREPARED = 256
+_Int8 = QuantizedTensor | PlanesTensor
 
 
 class CudaKernels(PlainRecurrences):
@@ -111,8 +112,8 @@ class CudaKernels(PlainRecurrences):
     def write_products(self, x: Tensor, weights: Sequence[Matrix], y: Tensor) -> None:
         """linear() with each of some matrices of one format, into the first columns of y, one beside the
         other."""
-        if all(isinstance(each, QuantizedTensor) and each.num_groups == 1 for each in weights):
-            self._linear.write_products(x, cast(Sequence[QuantizedTensor], weights), y)
+        if all(isinstance(each, _Int8) and each.num_groups == 1 for each in weights):
+            self._linear.write_products(x, cast(Sequence[_Int8], weights), y)
             return
         column = 0
         for each in weights:
@@ -121,6 +122,8 @@ class CudaKernels(PlainRecurrences):
                 self._grouped_linear.int4_product(x, each, None, y[:, column:end])
             elif isinstance(each, QuantizedTensor):
                 self._grouped_linear.int8_product(x, each, None, y[:, column:end])
+            elif isinstance(each, PlanesTensor):
+                self._grouped_linear.planes_product(x, each, None, y[:, column:end])
             else:
                 y[:, column:end] = self.linear(x, each)
             column = end

@@ -73,6 +73,7 @@ class Predict(Protocol):
         num_encoded: int = 0,
         demand: ExpertDemand | None = None,
         spilled_bytes: int = 0,
+        is_alone: bool = False,
         /,
     ) -> StepPrediction: ...
 
@@ -122,18 +123,18 @@ def predict_step(
     num_encoded: int = 0,
     demand: ExpertDemand | None = None,
     spilled_bytes: int = 0,
+    is_alone: bool = False,
 ) -> StepPrediction:
     """How long a step takes that also encodes prompts of `num_encoded` tokens together. A rate that is
     unknown (0, or no disk was measured) has no term. `demand` are the experts that the step asked for, if
     they are known. `spilled_bytes` of keys and values come from elsewhere or go there: over a GPU's link, or
     from the disk of the weights or, if they have one, a disk of their own. Writing is taken for as fast as
-    reading."""
+    reading. `is_alone`: a card computes all products of dense layers, whatever the plan says."""
     rows, lane = config.rows_per_token, hardware.lane
     window = expert_window(plan, footprint.experts, hardware, rows, num_tokens, demand)
     demand = window.demand
-    if plan.kept_share is not None and (
-        work := split_work(plan, footprint, hardware, config, num_tokens, window)
-    ):
+    shares_products = plan.kept_share is not None and not is_alone
+    if shares_products and (work := split_work(plan, footprint, hardware, config, num_tokens, window)):
         step = _shared_step(work, window, footprint, hardware, num_tokens, num_sampled, rows, spilled_bytes)
         return _with_encoder(step, plan, footprint, hardware, rows, num_encoded) if num_encoded else step
     elements = num_tokens * footprint.token_elements + num_encoded * footprint.encoder_elements
@@ -180,7 +181,8 @@ def _shared_step(
     streamed, size, demand = share * step.rest_bytes, footprint.experts.num_bytes, window.demand
     in_ram, on_card = size * demand.num_in_ram, size * (demand.num_asked - demand.num_in_ram)
     from_disk, disk_bps = size * demand.num_from_disk, 1e9 * _disk_gbps(hardware)
-    link_bytes = streamed + step.moved_bytes + spilled_bytes
+    brought = step.link_share * streamed
+    link_bytes = brought + step.moved_bytes + spilled_bytes
     terms = {
         # What comes over the link is written to memory before it is read.
         "memory": (step.kept_bytes + streamed + on_card + link_bytes + spilled_bytes + head)
@@ -189,7 +191,9 @@ def _shared_step(
         "arithmetic": (step.kept_bytes + streamed) / step.card_bps + window.products_s + head_s,
         "host to device": link_bytes / step.link_bps,
         "processor": (step.rest_bytes - streamed) / step.processor_bps + window.processor_s,
-        "host memory": (step.rest_bytes + step.moved_bytes + in_ram + from_disk + spilled_bytes)
+        "host memory": (
+            step.rest_bytes - streamed + brought + step.moved_bytes + in_ram + from_disk + spilled_bytes
+        )
         / step.memory_bps,
     }
     if from_disk and disk_bps:

@@ -97,6 +97,8 @@ class MemoryPlan:
     #: in its memory. Each layer of a step has two placements then: what is kept, and the rest. None: layers
     #: are computed by the card alone, or there is none.
     kept_share: float | None = None
+    #: The card keeps all upper planes beside that share: they guess.
+    keeps_upper: bool = False
     #: The host's memory for blocks of keys and values that have left a GPU's.
     kv_host_bytes: int = 0
     #: Experts that lie in RAM are computed by the processor, at once with a card, unless moving them is

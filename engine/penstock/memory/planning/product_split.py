@@ -41,12 +41,15 @@ class SplitStep:
     launches_s: float = 0.0
     #: Experts that move to the card, which the link carries beside the rest; `other_s` has time for them.
     moved_bytes: float = 0.0
+    #: Of the rest's streamed bytes, those that the link carries: the card has the others, which are upper
+    #: planes, already.
+    link_share: float = 1.0
 
     def seconds(self, share: float) -> float:
         """The step if `share` of the rest is streamed and the processor computes the others.
 
             window = max(((1 - x) S + slowed) / processor, (K + x S) / card)
-            t(x)   = max((x S + moved) / link, other + crossings + launches + window)
+            t(x)   = max((x l S + moved) / link, other + crossings + launches + window)
 
         Products wait for each other and for the card's other work, so that the processor computes in the
         window alone, and the link works all the time. While the link copies, it takes its rate of what RAM
@@ -54,7 +57,7 @@ class SplitStep:
         else."""
         streamed = share * self.rest_bytes
         outside_s = self.other_s + (self.sharing_s if share < 1 else 0.0)
-        carried = streamed + self.moved_bytes
+        carried = self.link_share * streamed + self.moved_bytes
         inside = max(0.0, carried - self.link_bps * outside_s)
         computing_s = (self.rest_bytes - streamed + inside * self._slowed) / self._processor
         window_s = max(computing_s, (self.kept_bytes + streamed) / self.card_bps)
@@ -85,14 +88,17 @@ class SplitStep:
         if not self.rest_bytes:
             return
         rest, outside, processor = self.rest_bytes, self.other_s + self.sharing_s, self._processor
-        slowed = self._slowed * rest / processor
+        over_link = self.link_share * rest
+        slowed = self._slowed * over_link / processor
         lines = (  # (seconds at a share of 0, what a share of 1 adds)
-            (self.moved_bytes / self.link_bps, rest / self.link_bps),
+            (self.moved_bytes / self.link_bps, over_link / self.link_bps),
             (outside + self.kept_bytes / self.card_bps, rest / self.card_bps),
             (outside + rest / processor, -rest / processor),
             # The same, with what the link copies in the window.
             (
-                outside + rest / processor - slowed * (self.link_bps * outside - self.moved_bytes) / rest,
+                outside
+                + rest / processor
+                - slowed * (self.link_bps * outside - self.moved_bytes) / over_link,
                 slowed - rest / processor,
             ),
         )

@@ -29,25 +29,46 @@ def may_share_products(
     return is_streamed and has_rates and bool(footprint.matrices) and config.share_products == "auto"
 
 
+def keeps_upper(footprint: ModelFootprint, config: EngineConfig) -> bool:
+    """Whether a card that shares products keeps all upper planes: they guess."""
+    return config.draft_with_planes and bool(footprint.lower_planes)
+
+
 def kept_shares(plan: MemoryPlan, footprint: ModelFootprint, config: EngineConfig) -> Iterator[float]:
     """Shares of each matrix that a card may keep, the largest first. `plan` is the plan without sharing,
     whose resident layers take about as many bytes."""
     if config.num_resident_layers is not None:
-        yield min(1.0, config.num_resident_layers / (footprint.num_layers - footprint.num_encoder_layers))
+        share = config.num_resident_layers / (footprint.num_layers - footprint.num_encoder_layers)
+        if keeps_upper(footprint, config):  # as many planes stay as so many layers have, upper ones first
+            share = max(0.0, 2 * share - 1)
+        yield min(1.0, share)
         return
     staging = plan.num_staging_slots * plan.staging_slot_bytes
     most = int(SHARE_STEPS * (plan.layer_bytes("device") + staging) / footprint.decoder_bytes)
     yield from (step / SHARE_STEPS for step in range(min(most, SHARE_STEPS - 1), -1, -1))
 
 
-def split_footprint(footprint: ModelFootprint, share: float) -> ModelFootprint:
+def split_footprint(footprint: ModelFootprint, share: float, keeps_upper: bool = False) -> ModelFootprint:
     """The footprint of the model whose layers are two units each, as split_rows() (weights/split) makes
     it."""
     num_whole = footprint.num_encoder_layers
-    units, matrices = list(footprint.layer_bytes[:num_whole]), footprint.matrices[num_whole:]
-    for size, each in zip(footprint.layer_bytes[num_whole:], matrices, strict=True):
-        rest = sum((rows - part_rows(rows, share)) * row_bytes for rows, row_bytes in each)
-        units += (size - rest, rest)
+    units, layers = list(footprint.layer_bytes[:num_whole]), list[int]()
+    for index, size in enumerate(footprint.layer_bytes[num_whole:], num_whole):
+        if index in footprint.lower_planes:
+            layers[-1] += size
+        else:
+            layers.append(size)
+    for size, matrices in zip(layers, footprint.matrices[num_whole:], strict=True):
+        rests = [each.out_features - part_rows(each.out_features, share) for each in matrices]
+        rest = sum(num_rows * each.row_bytes for num_rows, each in zip(rests, matrices, strict=True))
+        kept = size - rest
+        if keeps_upper:
+            kept += sum(
+                num_rows * (each.row_bytes - each.lower_bytes)
+                for num_rows, each in zip(rests, matrices, strict=True)
+                if each.lower_bytes
+            )
+        units += (kept, rest)
     places = frozenset(range(num_whole + 1, len(units), 2))
     return replace(footprint, layer_bytes=tuple(units), lower_planes=places, is_split=True)
 
@@ -61,16 +82,17 @@ def split_plan(
 ) -> MemoryPlan | None:
     """The plan in which the card keeps as large a share of each matrix as fits, with `activation_bytes` more
     of activations than in the plan in which it is `alone`. None if the rest does not fit into RAM."""
+    has_upper = keeps_upper(footprint, config)
     # A product has two results for a moment: its parts, and the parts together.
     activation_bytes += 4 * config.max_num_batched_tokens * footprint.widest_layer
     for share in kept_shares(alone, footprint, config):
         try:
-            found = make_plan(split_footprint(footprint, share), activation_bytes)
+            found = make_plan(split_footprint(footprint, share, has_upper), activation_bytes)
         except CapacityError:
             continue
         if found.at_home("disk") or len(found.resident) * 2 != len(found.step_layers):
             continue
-        return replace(found, kept_share=share)
+        return replace(found, kept_share=share, keeps_upper=has_upper)
     return None
 
 
@@ -95,6 +117,7 @@ def product_note(
     kept = round_up(shared.layer_bytes("device")) / footprint.decoder_bytes
     beside = ", without experts" if footprint.experts.count else ""
     beside += ", but for the encoder's" if footprint.num_encoder_layers else ""
+    beside += ", all upper planes among it" if shared.keeps_upper else ""
     return (
         f"the card and the processor share each product: the card keeps {kept:.0%} of each layer{beside}, "
         f"and {'; '.join(texts)}. A step of one token should take {after.seconds:.2g} s instead of "

@@ -51,9 +51,12 @@ def split_work(
         sum(layer.num_bytes for layer in plan.step_layers if layer.home == home)
         for home in ("device", "host")
     )
-    elements = footprint.layer_elements / (kept + rest)  # of each byte
+    link_share = _link_share(footprint) if plan.keeps_upper else 1.0
+    multiplied = kept + link_share * rest  # upper planes of the rest that the card keeps count once
+    elements = footprint.layer_elements / multiplied  # of each byte
     if lane.products:
-        card_s = product_s(lane.products, kept + rest, footprint.layer_elements, rows) / (kept + rest)
+        num_bytes = round(multiplied)
+        card_s = product_s(lane.products, num_bytes, footprint.layer_elements, rows) / multiplied
     else:
         card_s = max(1 / lane.memory_gbps, 2 * rows * elements / lane.int8_gops) / 1e9
     if hardware.products:
@@ -65,7 +68,7 @@ def split_work(
         window = expert_window(plan, footprint.experts, hardware, config.rows_per_token, num_tokens)
     num_products = sum(map(len, footprint.matrices))
     step = SplitStep(
-        kept,
+        max(0.0, multiplied - rest),
         rest,
         lane.link_gbps * 1e9,
         hardware.memory_read_gbps * 1e9,
@@ -75,8 +78,16 @@ def split_work(
         lane.crossing_s * num_products,
         lane.launch_s * LAUNCHES * num_products,
         footprint.experts.num_bytes * window.demand.num_missing,
+        link_share,
     )
     return SplitWork(step, _whole(step))
+
+
+def _link_share(footprint: ModelFootprint) -> float:
+    """Of the bytes of matrices, those that the link brings to a card that has all upper planes."""
+    matrices = [each for layer in footprint.matrices for each in layer]
+    lower = sum(each.out_features * (each.lower_bytes or each.row_bytes) for each in matrices)
+    return lower / sum(each.out_features * each.row_bytes for each in matrices)
 
 
 def _whole(step: SplitStep) -> float:

@@ -52,9 +52,10 @@ class Sharing(NamedTuple):
         rates = rates if plan.shares_experts else None
         if plan.kept_share is None:
             return cls(tensors, reader, shared, expert_rates=rates)
-        halves = split_rows(tensors, plan.kept_share)
+        halves = split_rows(tensors, plan.kept_share, plan.keeps_upper)
         whole, parts = ({unit.key: unit for unit in each.units} for each in (tensors, halves))
-        return cls(halves, SplitReader(reader, whole, parts), shared, SharedRows(parts, share_of), rates)
+        rows = SharedRows(parts, share_of, plan.keeps_upper)
+        return cls(halves, SplitReader(reader, whole, parts), shared, rows, rates)
 
 
 def streamed_share(

@@ -3,9 +3,11 @@ an encoder's layers stay whole, and come straight from that reader."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import torch
 from torch import Tensor
 
 from penstock.memory.direct_io import aligned_buffer
@@ -17,22 +19,32 @@ from penstock.weights.tiers.tier import UnitReader
 
 
 class SplitReader:
-    """Reads a layer into a buffer of its own and takes both units out of it, one after the other. Each unit
-    is read once, since both stay in memory."""
+    """Reads a layer, of planes both, into a buffer of its own and takes both units out of it, one after the
+    other. Each unit is read once, since both stay in memory."""
 
     def __init__(
         self, reader: UnitReader, whole: Mapping[UnitKey, Unit], parts: Mapping[UnitKey, Unit]
     ) -> None:
         """`whole` and `parts` are the units of the model before and after split_rows()."""
         self._reader = reader
-        self._whole, self._parts = whole, parts
-        self._left = {key for key in parts if not self._is_whole(key)}
+        self._parts = parts
+        #: Experts, and layers or upper planes of which all stays together.
+        self._unchanged = {
+            key for key, unit in parts.items() if key in whole and unit.tensors == whole[key].tensors
+        }
+        self._left = set(parts) - self._unchanged
+        split = {key._replace(plane=None) for key in self._left}
+        #: The units of each layer that is split, by the first one's key.
+        self._layers = defaultdict[UnitKey, list[Unit]](list)
+        for key, unit in whole.items():
+            if key._replace(plane=None) in split:
+                self._layers[key._replace(plane=None)].append(unit)
         self._buffer: Tensor | None = None
         self._held: UnitKey | None = None
         self._thread = ThreadPoolExecutor(1, "penstock-split-reader")
 
     def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
-        if self._is_whole(key):
+        if key in self._unchanged:
             return self._reader.submit(key, buffer)
         return self._thread.submit(self._read, key, buffer)
 
@@ -40,20 +52,20 @@ class SplitReader:
         self._thread.shutdown()
         self._reader.close()
 
-    def _is_whole(self, key: UnitKey) -> bool:
-        """An expert, or a layer of which all stays together."""
-        return key in self._whole and self._whole[key].num_bytes == self._parts[key].num_bytes
-
     def _read(self, key: UnitKey, target: Tensor) -> int:
-        whole, num_bytes = self._whole[key._replace(plane=None)], 0
+        layer, num_bytes = key._replace(plane=None), 0
+        units = self._layers[layer]
+        sizes = [round_up(unit.num_bytes) for unit in units]
         if self._buffer is None:
-            largest = max(unit.num_bytes for key, unit in self._whole.items() if key.expert is None)
-            self._buffer = aligned_buffer(round_up(largest))
-        if self._held != whole.key:
+            largest = max(sum(round_up(unit.num_bytes) for unit in each) for each in self._layers.values())
+            self._buffer = aligned_buffer(largest)
+        whole = list(zip(units, torch.split(self._buffer[: sum(sizes)], sizes), strict=True))
+        if self._held != layer:
             self._held = None
-            num_bytes = self._reader.submit(whole.key, self._buffer[: round_up(whole.num_bytes)]).result()
-            self._held = whole.key
-        copy_part(whole, self._buffer, self._parts[key], target)
+            reads = [self._reader.submit(unit.key, buffer) for unit, buffer in whole]
+            num_bytes = sum(read.result() for read in reads)
+            self._held = layer
+        copy_part(whole, self._parts[key], target)
         self._left.discard(key)
         if not self._left:
             self._buffer = self._held = None

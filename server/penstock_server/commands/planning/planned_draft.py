@@ -67,7 +67,8 @@ def assumed_beside(
     small = [] if draft is None else [draft.drafter]
     if not config.draft_with_planes:
         return small
-    if not any(layer.is_lower for layer in plan.layers):
+    is_shared = plan.kept_share is not None  # a layer's rest is no plane
+    if not (plan.keeps_upper if is_shared else any(layer.is_lower for layer in plan.layers)):
         raise ConfigError(NO_PLANES)
     check_upper_planes(plan, draft is not None)
     share = guess_share(config.rows_per_token, plan.has_gpu or multiplies_bytes(config))

@@ -106,14 +106,22 @@ EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_t
     compute_linear(&l, x, x_stride, num_tokens, in_features, WEIGHT_OFFSET, activation_bits, scratch);
 }
 
-/* The same with weights in planes: in_features is even, and channels of the lower plane lie `lower_bytes` apart. */
+/* A product with weights in planes, but for bias and results: the number of inputs is even, and channels of the lower plane
+ * lie `lower_bytes` apart. */
+static linear planes_linear(const int8_t *upper, const uint8_t *lower, int64_t lower_bytes, const float *scale,
+                            int64_t num_groups, int64_t in_features, int64_t out_features) {
+    return (linear){.qweight = upper, .lower = lower, .lower_bytes = lower_bytes, .scale = scale, .out_features = out_features,
+                    .num_groups = num_groups, .kind = INT8, .shift = 1, .row_bytes = in_features / 2,
+                    .is_grouped = num_groups > 1};
+}
+
+/* The same as penstock_int8_linear with weights in planes. */
 EXPORT void penstock_planes_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
                                    const int8_t *upper, const uint8_t *lower, int64_t lower_bytes, const float *scale,
                                    int64_t num_groups, const float *bias, int64_t out_features, int activation_bits,
                                    float *y, void *scratch) {
-    linear l = {.qweight = upper, .lower = lower, .lower_bytes = lower_bytes, .scale = scale, .bias = bias, .y = y,
-                .out_features = out_features, .num_groups = num_groups, .kind = INT8, .shift = 1, .row_bytes = in_features / 2,
-                .is_grouped = num_groups > 1};
+    linear l = planes_linear(upper, lower, lower_bytes, scale, num_groups, in_features, out_features);
+    l.bias = bias, l.y = y;
     compute_linear(&l, x, x_stride, num_tokens, in_features, WEIGHT_OFFSET, activation_bits, scratch);
 }
 
