@@ -21,7 +21,7 @@ INLINE code_words code_words_at(const int8_t *w, __m128i table, const int kind) 
                         _mm256_cvtepu8_epi16(_mm_shuffle_epi8(table, odd))};
 }
 
-INLINE __m256i load_words(const int16_t *x) { return _mm256_loadu_si256((const __m256i *)x); }
+INLINE __m256i load_words(const void *x) { return _mm256_loadu_si256((const __m256i *)x); }
 #define CLEAR_CODES(i, j) __m256i a##i##j = {};
 #define MULTIPLY_CODES(i, j)                                                                       \
     a##i##j = _mm256_add_epi32(a##i##j, _mm256_madd_epi16(codes.even, load_words(x + i * padded))); \

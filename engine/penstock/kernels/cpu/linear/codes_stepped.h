@@ -1,62 +1,83 @@
 /* The sums of codes_bytes.h where scales are steps: integers over all groups of a channel. Part of codes_bytes.h. */
 #pragma once
 
-enum { STEPPED_TOKENS = 4, STEPPED_BYTES = 16 << 10 /* of activations, which stay in the L1 cache */ };
+enum { STEPPED_TOKENS = 4, BFLOAT_ROWS = 4, STEPPED_BYTES = 16 << 10 /* of activations, which stay in the L1 cache */ };
 
-/* 16 words from `from` on, zeros from word `count` on. is_safe: all 16 can be read. */
-INLINE __m256i some_words(const uint16_t *from, int64_t count, bool is_safe) {
-    static const uint16_t masks[32] = {[0 ... 15] = 0xffff};
-    if (count >= 16) return _mm256_loadu_si256((const __m256i *)from);
-    if (is_safe) {
-        const __m256i mask = _mm256_loadu_si256((const __m256i *)(masks + 16 - count));
-        return _mm256_and_si256(_mm256_loadu_si256((const __m256i *)from), mask);
-    }
-    uint16_t own[16] = {0};
-    for (int64_t i = 0; i < count; i++) own[i] = from[i];
-    return _mm256_loadu_si256((const __m256i *)own);
+INLINE void store_words(uint16_t *to, __m256i v) { _mm256_storeu_si256((__m256i *)to, v); }
+
+/* The steps of 16 bfloat16 scales: a word of 32 bits has two of them, and with the other half cleared each is a float32.
+ * `differ` gets bits where a step times the unit is another number. (A negative zero counts as no step.) */
+INLINE __m256i sixteen_steps(__m256i both, __m256 unit, __m256 per_unit, __m256i *differ) {
+    const __m256i even = _mm256_slli_epi32(both, 16), odd = _mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000));
+    const __m256i even_steps = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(even), per_unit));
+    const __m256i odd_steps = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(odd), per_unit));
+    const __m256 even_again = _mm256_mul_ps(_mm256_cvtepi32_ps(even_steps), unit);
+    const __m256 odd_again = _mm256_mul_ps(_mm256_cvtepi32_ps(odd_steps), unit);
+    *differ = _mm256_or_si256(*differ, _mm256_xor_si256(_mm256_castps_si256(even_again), even));
+    *differ = _mm256_or_si256(*differ, _mm256_xor_si256(_mm256_castps_si256(odd_again), odd));
+    return _mm256_blend_epi16(even_steps, _mm256_slli_epi32(odd_steps, 16), 0xaa);
 }
 
-/* The steps of bfloat16 scales, as find_steps_as() has them, and zeros up to a multiple of 16: a word of 32 bits has two
- * scales, and with the other half cleared each is a float32. (A negative zero counts as no step.) `readable`: scales from
- * there to the end of the matrix. */
-INLINE bool find_bfloat_steps(const uint16_t *scales, int64_t n, int64_t readable, uint16_t *restrict at, float *unit) {
-    const bool is_safe = readable >= n + 15;
-    __m256i largest = _mm256_setzero_si256(), differ = largest; /* the bits have the order of the numbers; NaN is the largest */
-    for (int64_t g = 0; g < n; g += 16)
-        largest = _mm256_max_epu16(largest, _mm256_and_si256(some_words(scales + g, n - g, is_safe), _mm256_set1_epi16(0x7fff)));
-    const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
-    /* An instruction finds the smallest of eight. */
-    const uint32_t bits = ~(uint32_t)_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)))) << 16;
-    float most;
-    memcpy(&most, &bits, 4);
-    const float one = most / MOST_STEPS, per_unit = most > 0.0f ? MOST_STEPS / most : 0.0f;
-    *unit = one;
-    if (bits_of(one) & 0xfff || !(one < INFINITY)) return false; /* 12 bits at most */
-    const __m256 units = _mm256_set1_ps(one), inverse = _mm256_set1_ps(per_unit);
-    for (int64_t g = 0; g < n; g += 16) {
-        const __m256i both = some_words(scales + g, n - g, is_safe);
-        const __m256i even = _mm256_slli_epi32(both, 16), odd = _mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000));
-        const __m256i even_steps = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(even), inverse));
-        const __m256i odd_steps = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(odd), inverse));
-        const __m256 even_again = _mm256_mul_ps(_mm256_cvtepi32_ps(even_steps), units);
-        const __m256 odd_again = _mm256_mul_ps(_mm256_cvtepi32_ps(odd_steps), units);
-        differ = _mm256_or_si256(differ, _mm256_xor_si256(_mm256_castps_si256(even_again), even));
-        differ = _mm256_or_si256(differ, _mm256_xor_si256(_mm256_castps_si256(odd_again), odd));
-        _mm256_storeu_si256((__m256i *)(at + g), _mm256_blend_epi16(even_steps, _mm256_slli_epi32(odd_steps, 16), 0xaa));
+/* The largest sizes of some rows of bfloat16 numbers, n in each. */
+INLINE __m128 largest_sizes(const uint16_t *rows, int64_t n, __m256i last) {
+    const __m256i sizes = _mm256_set1_epi16(0x7fff);
+    __m128i least[BFLOAT_ROWS];
+    for (int j = 0; j < BFLOAT_ROWS; j++, rows += n) {
+        __m256i largest = _mm256_setzero_si256(); /* the bits have the order of the numbers; NaN is the largest */
+        int64_t g = 0;
+        for (; g + 16 <= n; g += 16) largest = _mm256_max_epu16(largest, _mm256_and_si256(load_words(rows + g), sizes));
+        if (g < n) largest = _mm256_max_epu16(largest, _mm256_and_si256(load_words(rows + g), _mm256_and_si256(last, sizes)));
+        const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+        least[j] = _mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1))); /* finds the smallest of eight */
+    }
+    const __m128i all = _mm_unpacklo_epi64(_mm_unpacklo_epi32(least[0], least[1]), _mm_unpacklo_epi32(least[2], least[3]));
+    return _mm_castsi128_ps(_mm_xor_si128(_mm_slli_epi32(all, 16), _mm_set1_epi32((int)0xffff0000)));
+}
+
+/* The steps of four channels, as find_steps_as() has them, and zeros up to a multiple of 16. Of each row, 16 numbers at a time
+ * are read. False: some have none. */
+INLINE bool find_bfloat_steps(const uint16_t *rows, int64_t n, int64_t place) {
+    static const uint16_t masks[32] = {[0 ... 15] = 0xffff};
+    const __m256i last = load_words(masks + 16 - n % 16);
+    const __m128 most = largest_sizes(rows, n, last), fifteen = _mm_set1_ps(MOST_STEPS), one = _mm_div_ps(most, fifteen);
+    float per_unit[BFLOAT_ROWS];
+    _mm_storeu_ps(per_unit, _mm_and_ps(_mm_div_ps(fifteen, most), _mm_cmpgt_ps(most, _mm_setzero_ps())));
+    _mm_storeu_ps(steps.units + place, one);
+    if (_mm_movemask_ps(_mm_cmplt_ps(one, _mm_set1_ps(INFINITY))) != 15) return false;
+    if (!_mm_testz_si128(_mm_castps_si128(one), _mm_set1_epi32(0xfff))) return false; /* 12 bits at most */
+    __m256i differ = _mm256_setzero_si256();
+    for (int j = 0; j < BFLOAT_ROWS; j++, rows += n) {
+        const __m256 unit = _mm256_broadcast_ss(steps.units + place + j), inverse = _mm256_broadcast_ss(per_unit + j);
+        uint16_t *at = steps.at[place + j];
+        int64_t g = 0;
+        for (; g + 16 <= n; g += 16) store_words(at + g, sixteen_steps(load_words(rows + g), unit, inverse, &differ));
+        if (g < n) store_words(at + g, sixteen_steps(_mm256_and_si256(load_words(rows + g), last), unit, inverse, &differ));
     }
     return _mm256_testz_si256(differ, differ);
 }
+/* The same where four rows are not there, or nothing behind them may be read. */
+NOINLINE bool find_last_bfloat_steps(const uint16_t *scales, int64_t n, int64_t place, int64_t rows) {
+    uint16_t own[BFLOAT_ROWS * MOST_STEPPED_GROUPS + 16];
+    memcpy(own, scales, rows * n * sizeof *own);
+    memset(own + rows * n, 0, ((BFLOAT_ROWS - rows) * n + 16) * sizeof *own);
+    return find_bfloat_steps(own, n, place);
+}
 INLINE bool find_panel_steps(const linear *l, int64_t column, int64_t channels) {
-    const int64_t n = l->num_groups;
+    const int64_t n = l->num_groups, readable = (l->out_features - column) * n;
     const uint16_t *scales = (const uint16_t *)l->numbers.scale + column * n; /* of bfloat16 */
     bool have = true;
-    for (int64_t i = 0; have && i < channels; i++, column++, scales += n)
-        if (l->numbers.dtype == 2)
-            have = find_bfloat_steps(scales, n, (l->out_features - column) * n, steps.at[i], &steps.units[i]);
-        else {
-            have = find_steps_as(l, column, steps.at[i], &steps.units[i], false);
-            memset(steps.at[i] + n, 0, 15 * sizeof **steps.at);
+    if (l->numbers.dtype == 2) {
+        for (int64_t i = 0; have && i < channels; i += BFLOAT_ROWS) {
+            const bool is_safe = i + BFLOAT_ROWS <= channels && readable >= (i + BFLOAT_ROWS) * n + 15;
+            if (is_safe) have = find_bfloat_steps(scales + i * n, n, i);
+            else have = find_last_bfloat_steps(scales + i * n, n, i, MIN(BFLOAT_ROWS, channels - i));
         }
+        return have;
+    }
+    for (int64_t i = 0; have && i < channels; i++) {
+        have = find_steps_as(l, column + i, steps.at[i], &steps.units[i], false);
+        memset(steps.at[i] + n, 0, 15 * sizeof **steps.at);
+    }
     return have;
 }
 
