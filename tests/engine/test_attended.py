@@ -28,13 +28,17 @@ from torch import Tensor
 
 from penstock.generation.caches import layer_caches
 from penstock.kernels.cpu_builds import compiled_builds, load_library
-from penstock.kernels.cuda.attention import SPLIT_KEYS
+from penstock.kernels.cuda.attention import MAX_PARTIAL_BYTES, SPLIT_KEYS
 from penstock.kernels.cuda.kernels import CudaKernels
+from penstock.kernels.cuda.launcher import HEIGHTS
 from penstock.kernels.operands import AttentionSpec, BatchLayout, RamSplits
+from penstock.kernels.shared import attended
 from penstock.kernels.shared.attended import HandedAttention
-from penstock.loader import reading
+from penstock.kernels.shared.crossing import FLOAT_BYTES, HEAD_BYTES, ROUND_FLOATS
+from penstock.memory.handover.cuda_handover import CROSSING_BYTES
 from penstock.memory.kv_spill import splits_in_ram
 from penstock.memory.kv_spill.splits_in_ram import ram_share
+from penstock.memory.planning import planner
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to run the CUDA sources with")
 
@@ -128,11 +132,11 @@ def test_answers_are_those_of_a_card_with_room_for_all(
         read_bytes = []
         for has_flags, share in ((True, 1.0), (True, 0.0), (True, 0.5), (False, 1.0)):
             card.driver.fake_stream_values(has_flags)
-            monkeypatch.setattr(reading, "ram_share", lambda *_, share=share: share)
+            monkeypatch.setattr(planner, "ram_share", lambda *_, share=share: share)
             with load(tmp_path, config, "cuda") as engine:
                 assert engine.generate(asked, params) == expected
                 beside = engine.executor.family.kernels._attention._beside
-                assert (beside.num_handed > 0) == (share > 0)
+                assert (beside is not None and beside.num_handed > 0) == (share > 0)
                 stats = engine.metrics.kv_spill
                 assert stats is not None
                 read_bytes.append(stats.read_bytes)
@@ -149,3 +153,9 @@ def test_processor_and_link_end_together() -> None:
 
 def test_splits_are_those_of_the_card() -> None:
     assert splits_in_ram.SPLIT_KEYS == SPLIT_KEYS
+    assert splits_in_ram.MOST_PARTIAL_BYTES == MAX_PARTIAL_BYTES
+    assert max(HEIGHTS) == splits_in_ram.MOST_DIM
+    header = Path(attended.__file__).parent.parent / "cpu" / "attended.h"
+    assert f"ATTENDED_DIM = {splits_in_ram.MOST_DIM} " in header.read_text()
+    crossing = HEAD_BYTES + FLOAT_BYTES * (splits_in_ram.MOST_FLOATS + ROUND_FLOATS)
+    assert crossing <= CROSSING_BYTES

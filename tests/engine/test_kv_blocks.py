@@ -126,6 +126,46 @@ def test_blocks_in_ram_beside_a_card(solar: ModelFootprint) -> None:
     ), "nothing else is counted, but the way to the processor, which attends to them"
 
 
+def test_the_way_to_the_processor_is_counted_where_it_attends(solar: ModelFootprint) -> None:
+    """Scores without biases, keys and values that are no latents, whole blocks in a split, kernels of our
+    own, and a RAM that is faster than the link."""
+    plan = plan_memory(solar, WITH_CARD, BESIDE)
+    assert plan.attended_share == pytest.approx(1 - 12 / 20) and plan.has_handover
+    assert any("but for 40%, to which the processor attends" in note for note in plan.notes)
+    slow = replace(WITH_CARD, memory_read_gbps=12.0)
+    others = [
+        plan_memory(solar, slow, BESIDE),
+        plan_memory(solar, WITH_CARD, replace(BESIDE, kernels="torch")),
+        plan_memory(solar, WITH_CARD, replace(BESIDE, block_size=48)),
+        plan_memory(replace(solar, attended_heads=None), WITH_CARD, BESIDE),
+        plan_memory(replace(solar, attended_heads=(16, 264)), WITH_CARD, BESIDE),
+    ]
+    for other in others:
+        assert other.kv_spill_bytes and other.attends_in_ram is None and not other.has_handover
+        assert not any("to which the processor attends" in note for note in other.notes)
+        assert other.host_used_bytes - other.layer_bytes("host") == (
+            plan.host_used_bytes - plan.layer_bytes("host") - HANDOVER_BYTES
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [
+        ("solar-10.7b", (32, 128)),
+        ("falcon-7b", (71, 64)),
+        ("bloom-7b1", None),
+        ("mpt-7b", None),
+        ("cpm-ant", None),
+        ("deepseek-v2-lite", None),
+    ],
+)
+def test_models_to_whose_keys_the_processor_can_attend(name: str, heads: tuple[int, int] | None) -> None:
+    shape = find_shape(name)
+    family, spec = read_spec(shape)
+    size = footprint(spec, planned_tensors(family.model_tensors(spec), shape, "int8", None))
+    assert size.attended_heads == heads
+
+
 def test_no_more_blocks_in_ram_than_all_sequences_take(solar: ModelFootprint) -> None:
     one = replace(BESIDE, max_num_seqs=1, num_kv_tokens=4096)
     plan = plan_memory(solar, WITH_CARD, one)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from penstock.generation.caches.layer_caches import KVSweep, layer_caches
-from penstock.generation.caches.ram_attention import AttendsInRam
 from penstock.generation.model_inputs import EncodedInputs, ModelInputs
 from penstock.kernels import BatchLayout
 from penstock.memory.inlet.plain_inlet import PlainInlet
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
+from penstock.memory.kv_spill.splits_in_ram import AttendsInRam
 from penstock.memory.lane import Inlet
 from penstock.model.family import Family
 from penstock.weights.layer_weights import LayerWeights
@@ -61,8 +61,8 @@ class Executor:
         """`embedding` is on the host. Everything else is on the device to which the streamer brings the
         layers. `head` is complete (with_head()). `max_rows`: logits of at most so many tokens are in memory
         at a time. `places`: the places in the model of the layers that the streamer brings; (): it brings all
-        layers, in their order. `inlet`: None copies tensor by tensor. `attends_in_ram`: who attends to keys
-        and values in RAM beside a card, if anybody does."""
+        layers, in their order. `inlet`: None copies tensor by tensor. `attends_in_ram`: how the processor
+        attends to keys and values in RAM beside a card, if it does."""
         family.share(embedding)
         self._family = family
         self._embedding = embedding

@@ -16,12 +16,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from penstock.generation.caches.ram_attention import Attended, AttendsInRam, ChosenSplits, RamAttention
+from penstock.generation.caches.ram_attention import Attended, ChosenSplits, RamAttention
 from penstock.generation.model_inputs import ModelInputs
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.kv_spill.runs import runs
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache, Turns
+from penstock.memory.kv_spill.splits_in_ram import AttendsInRam
 from penstock.spec import ModelSpec
 
 #: Bytes that are read in vain, rather than with a read of their own before and after them.
@@ -59,7 +60,7 @@ class LayerCaches(Protocol):
 def layer_caches(
     cache: KVCache | SpilledKVCache, spec: ModelSpec, beside: AttendsInRam | None = None
 ) -> LayerCaches:
-    """Of either kind of cache. `beside`: who attends to blocks in RAM, if anybody does."""
+    """Of either kind of cache. `beside`: how the processor attends to blocks in RAM, if it does."""
     return ResidentCaches(cache) if isinstance(cache, KVCache) else SpilledCaches(cache, spec, beside)
 
 
@@ -94,7 +95,7 @@ class SpilledCaches:
 
     def __init__(self, cache: SpilledKVCache, spec: ModelSpec, beside: AttendsInRam | None = None) -> None:
         self._cache = cache
-        self._beside = None if beside is None else RamAttention.of(cache, spec, beside)
+        self._beside = None if beside is None else RamAttention(cache, spec, beside)
         self._kv = LayerKV(cache.layout, cache.parts)
         #: What a layer sees of the past.
         self._views = [

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV, RamKV, RamSplits
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
-from penstock.memory.kv_spill.splits_in_ram import SPLIT_KEYS, splits_in_ram
+from penstock.memory.kv_spill.splits_in_ram import SPLIT_KEYS, AttendsInRam, splits_in_ram
 from penstock.spec import ModelSpec
-
-
-class RoomInRam(Protocol):
-    def __call__(self, num_tokens: int, num_heads: int, head_dim: int, num_splits: int) -> int:
-        """CudaKernels.room_in_ram()."""
-
-
-class AttendsInRam(NamedTuple):
-    """Who attends to blocks in RAM, and to which share of them; the link brings the others."""
-
-    room: RoomInRam
-    share: float
 
 
 @dataclass(frozen=True)
@@ -46,30 +33,19 @@ class Attended(dict[AttentionSpec, ChosenSplits]):
 
 class RamAttention:
     def __init__(self, cache: SpilledKVCache, spec: ModelSpec, beside: AttendsInRam) -> None:
-        """of() makes it."""
-        self._cache, self._spec, self._beside = cache, spec, beside
-        self._layers = [
-            LayerKV(cache.layout, parts)
-            for index in range(spec.num_layers)
-            if (parts := cache.parts_in_ram(index)) is not None
-        ]
-
-    @classmethod
-    def of(cls, cache: SpilledKVCache, spec: ModelSpec, beside: AttendsInRam) -> RamAttention | None:
-        """None where blocks are in a file, or have no keys and values of their own (latents), or where a
-        split is no whole number of blocks."""
-        is_in_file = cache.parts_in_ram(0) is None
-        if is_in_file or len(cache.parts) != 2 or SPLIT_KEYS % cache.block_size or not beside.share:
-            return None
-        return cls(cache, spec, beside)
+        """The cache has its spilled blocks in RAM."""
+        self._cache, self._beside = cache, beside
+        self._layers = list[LayerKV]()
+        for index in range(spec.num_layers):
+            parts = cache.parts_in_ram(index)
+            assert parts is not None, "a plan attends to what lies in RAM"
+            self._layers.append(LayerKV(cache.layout, parts))
 
     def choose(self, layout: BatchLayout, views: Iterable[AttentionSpec], written: list[int]) -> Attended:
-        """`layout` is on the host. None in steps with many tokens: their keys and values are worth bringing
-        once for all of them, and the card attends faster."""
+        """`layout` is on the host."""
         cache, found = self._cache, Attended()
         num_splits = -(-layout.block_tables.shape[1] * cache.block_size // SPLIT_KEYS)
-        _, head_dim = self._spec.kv_shape(0)
-        room = self._beside.room(layout.num_tokens, self._spec.num_heads, head_dim, num_splits)
+        room = self._beside.room(layout.num_tokens, num_splits)
         if not room or layout.prefix_lens is not None or layout.cross is not None:
             return found
         for view in views:
@@ -93,7 +69,7 @@ class RamAttention:
         ]
         is_in_ram = torch.zeros(layout.block_tables.shape, dtype=torch.bool)
         items, blocks = list[tuple[int, int, int, int]](), list[list[int]]()
-        for seq, split in candidates[: round(self._beside.share * len(candidates))]:
+        for seq, split in candidates[: self._beside.num_asked(len(candidates))]:
             first, end = starts[seq], starts[seq + 1]
             if len(items) + end - first > room:
                 break
