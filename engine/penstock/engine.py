@@ -344,7 +344,7 @@ class Engine:
         self.meter.begin()
         running = self.scheduler.admission.running
         pasts = ((each.block_table, each.num_computed_tokens) for each in running)
-        self.meter.expect_spilled(self.executor.caches.expected_bytes(pasts))
+        self.meter.expect_spilled(self.executor.caches.expected(pasts))
         batch = self.scheduler.schedule()
         if not batch:
             if self.kv_tiers is not None and self.has_work:

@@ -27,6 +27,7 @@ from tiny_models import build
 from torch import Tensor
 
 from penstock.generation.caches import layer_caches
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.kernels.cpu_builds import compiled_builds, load_library
 from penstock.kernels.cuda.attention import MAX_PARTIAL_BYTES, SPLIT_KEYS
 from penstock.kernels.cuda.kernels import CudaKernels
@@ -37,7 +38,7 @@ from penstock.kernels.shared.attended import HandedAttention
 from penstock.kernels.shared.crossing import FLOAT_BYTES, HEAD_BYTES, ROUND_FLOATS
 from penstock.memory.handover.cuda_handover import CROSSING_BYTES
 from penstock.memory.kv_spill import splits_in_ram
-from penstock.memory.kv_spill.splits_in_ram import ram_share
+from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, SpilledKeys, ram_share
 from penstock.memory.planning import planner
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to run the CUDA sources with")
@@ -143,6 +144,64 @@ def test_answers_are_those_of_a_card_with_room_for_all(
             del engine, beside
         assert read_bytes[0] == read_bytes[3] < read_bytes[2] < read_bytes[1]
         check_nothing_is_left(card)
+
+
+@on_a_card
+def test_what_the_next_step_moves_and_attends_to_is_known_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte, while two sequences decode; the time of the step is predicted with these bytes."""
+    build("Llama", tmp_path, max_position_embeddings=640)
+    monkeypatch.setattr(layer_caches, "GAP_BYTES", 0)
+    monkeypatch.setattr(planner, "ram_share", lambda *_: 0.5)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    with engines.card_with_kernels() as card:
+        config = spilled(tmp_path, replace(LONG, speculation="off"), num_in_ram=70)
+        with load(tmp_path, config, "cuda") as engine:
+            stats, running = engine.metrics.kv_spill, engine.scheduler.admission.running
+            assert stats is not None and engine.plan.attended_share == 0.5
+            for number, prompt in enumerate(prompts(570, 300)):
+                engine.add(GenerationRequest(prompt, params, str(number)))
+            while len(running) < 2 or any(each.num_pending_tokens > 1 for each in running):
+                engine.step()
+            num_steps = num_attended = 0
+            while len(running) == 2:
+                pasts = [(list(each.block_table), each.num_computed_tokens) for each in running]
+                expected = engine.executor.caches.expected(pasts)
+                before = stats.num_moved_bytes, stats.attended_bytes
+                asked = list[tuple[int, ...]]()
+                predict = engine.meter.predict
+                engine.meter.predict = lambda *args, to=asked, by=predict: to.append(args[4:]) or by(*args)
+                engine.step()
+                engine.meter.predict = predict
+                found = stats.num_moved_bytes - before[0], stats.attended_bytes - before[1]
+                if all(len(table) * 16 > num_past for table, num_past in pasts):
+                    assert found == expected.parts(2) and found in asked
+                    num_steps, num_attended = num_steps + 1, num_attended + found[1]
+                assert expected.parts(20000) == (expected.num_bytes, 0), "a prompt's chunk goes over the link"
+            assert num_steps > 5 and num_attended > 0
+        del engine, running
+        check_nothing_is_left(card)
+
+
+def test_which_part_of_a_step_the_processor_gets() -> None:
+    """Its share, as far as results have room: those of 3 tokens of a sequence are three times as many."""
+    attends = AttendsInRam.of((32, 128), 16, 0.6)
+    assert attends == AttendsInRam(0.6, 32, 128)
+    token_bytes, split_bytes = 1000, 256 * 1000
+    one = SpilledKeys.of_one(30000, 32000, token_bytes, attends)
+    assert one.splits == ((117, split_bytes),) and one.most_splits == 125
+    for num_tokens, num_attended in ((1, 70), (2, 70), (3, 70), (4, 59), (8, 29), (9, 0), (512, 0)):
+        moved, attended = one.parts(num_tokens)
+        assert moved + attended == 30000 * token_bytes
+        assert attended == num_attended * split_bytes, num_tokens
+        assert num_tokens * num_attended <= attends.room(num_tokens, 125)
+    eight = SpilledKeys(8 * one.num_bytes, attends, ((8 * 117, split_bytes),), 8, 125)
+    assert eight.parts(8)[1] == attends.room(8, 125) * split_bytes == 8 * 29 * split_bytes
+    assert SpilledKeys.of_one(30000, 32000, token_bytes, None).parts(1) == (30_000_000, 0)
+    assert SpilledKeys().parts(512) == (0, 0)
+    others = [((32, 264), 16, 0.6), (None, 16, 0.6), ((32, 128), 48, 0.6), ((32, 128), 16, 0.0)]
+    assert all(AttendsInRam.of(*each) is None for each in others)
 
 
 def test_processor_and_link_end_together() -> None:

@@ -236,9 +236,10 @@ class Leader:
             num_encoded: int = 0,
             demand: ExpertDemand | None = None,
             spilled_bytes: int = 0,
+            attended_bytes: int = 0,
             /,
         ) -> StepPrediction:
-            found = own(num_tokens, num_sampled, num_encoded, demand, spilled_bytes)
+            found = own(num_tokens, num_sampled, num_encoded, demand, spilled_bytes, attended_bytes)
             if found is UNKNOWN:
                 return found
             others = [member.planned.step_s(num_tokens) for member in self.members if member.planned]

@@ -16,13 +16,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from penstock.generation.caches.ram_attention import Attended, ChosenSplits, RamAttention
+from penstock.generation.caches.ram_attention import Attended, ChosenSplits, Past, RamAttention
 from penstock.generation.model_inputs import ModelInputs
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.kv_spill.runs import runs
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache, Turns
-from penstock.memory.kv_spill.splits_in_ram import AttendsInRam
+from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, SpilledKeys
 from penstock.spec import ModelSpec
 
 #: Bytes that are read in vain, rather than with a read of their own before and after them.
@@ -30,8 +30,6 @@ GAP_BYTES = 128 << 10
 
 #: Pairs of blocks (source, destination).
 Copies = Sequence[tuple[int, int]]
-#: The blocks of a sequence, and how many of its tokens are computed.
-Past = tuple[Sequence[int], int]
 
 
 class KVSweep(Protocol):
@@ -52,9 +50,9 @@ class LayerCaches(Protocol):
     def sweep(self, inputs: ModelInputs) -> AbstractContextManager[KVSweep]:
         """A sweep of a step. Its copies of blocks are made before a layer writes."""
 
-    def expected_bytes(self, pasts: Iterable[Past]) -> int:
-        """Bytes of spilled blocks that a step of sequences with these pasts reads and writes, as far as can
-        be known before the step: none, if all blocks are in memory."""
+    def expected(self, pasts: Iterable[Past]) -> SpilledKeys:
+        """What a step of sequences with these pasts has of spilled blocks, as far as can be known before the
+        step."""
 
 
 def layer_caches(
@@ -86,8 +84,8 @@ class ResidentCaches:
     def layers(self, indices: Sequence[int]) -> list[LayerKV] | None:
         return [self._layers[index] for index in indices]
 
-    def expected_bytes(self, pasts: Iterable[Past]) -> int:
-        return 0
+    def expected(self, pasts: Iterable[Past]) -> SpilledKeys:
+        return SpilledKeys()
 
 
 class SpilledCaches:
@@ -119,7 +117,7 @@ class SpilledCaches:
             yield sweep._replace(turns=turns)
             turns.finish()
 
-    def expected_bytes(self, pasts: Iterable[Past]) -> int:
+    def expected(self, pasts: Iterable[Past]) -> SpilledKeys:
         """Each block counts once for a layer, whoever has it. Every sequence writes into the block of its
         next token."""
         first, size, pasts = self._cache.num_resident, self._cache.block_size, list(pasts)
@@ -133,7 +131,10 @@ class SpilledCaches:
             num_read += num_layers * sum(block >= first for block in seen)
         next_blocks = {block for table, num_past in pasts for block in table[num_past // size :][:1]}
         num_written = len(self._views) * sum(block >= first for block in next_blocks)
-        return (num_read + num_written) * self._cache.layer_block_bytes
+        num_bytes = (num_read + num_written) * self._cache.layer_block_bytes
+        if self._beside is None:
+            return SpilledKeys(num_bytes)
+        return self._beside.expected(num_bytes, pasts, Counter(self._views))
 
 
 class _SpilledSweep(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,16 +10,20 @@ from torch import Tensor
 
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV, RamKV, RamSplits
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
-from penstock.memory.kv_spill.splits_in_ram import SPLIT_KEYS, AttendsInRam, splits_in_ram
+from penstock.memory.kv_spill.splits_in_ram import SPLIT_KEYS, AttendsInRam, SpilledKeys, splits_in_ram
 from penstock.spec import ModelSpec
+
+#: The blocks of a sequence, and how many of its tokens are computed.
+Past = tuple[Sequence[int], int]
 
 
 @dataclass(frozen=True)
 class ChosenSplits:
     """What the processor attends to in the layers with one view of the past."""
 
-    #: Entries of block_tables: bool [num_seqs, max_blocks].
+    #: Entries of block_tables: bool [num_seqs, max_blocks], and how many these are.
     is_in_ram: Tensor
+    num_blocks: int
     splits: RamSplits
     #: The same where the layers are computed, and RamKV's parts.
     is_in_ram_there: Tensor
@@ -60,13 +64,7 @@ class RamAttention:
         cache, size = self._cache, SPLIT_KEYS // self._cache.block_size
         starts, tables = layout.query_start.tolist(), layout.block_tables.tolist()
         pasts = (layout.context_lens - layout.query_start.diff()).tolist()
-        candidates = [
-            (seq, split)
-            for seq, (table, past) in enumerate(zip(tables, pasts, strict=True))
-            for split in splits_in_ram(
-                table, past, view.first_seen(past), cache.block_size, cache.num_resident, written
-            )
-        ]
+        candidates = self._candidates(zip(tables, pasts, strict=True), view, written)
         is_in_ram = torch.zeros(layout.block_tables.shape, dtype=torch.bool)
         items, blocks = list[tuple[int, int, int, int]](), list[list[int]]()
         for seq, split in candidates[: self._beside.num_asked(len(candidates))]:
@@ -86,14 +84,41 @@ class RamAttention:
         num_places = -(-len(items) // layout.num_tokens) * layout.num_tokens
         return ChosenSplits(
             is_in_ram,
+            int(is_in_ram.sum()),
             RamSplits(numbers, torch.tensor(blocks, dtype=torch.int32), num_places),
             is_in_ram.to(device),
             numbers[:, 0].long().to(device),
             numbers[:, 2].long().to(device),
         )
 
+    def _candidates(
+        self, pasts: Iterable[Past], view: AttentionSpec, written: Container[int]
+    ) -> list[tuple[int, int]]:
+        """The splits to which the processor may attend, and their sequences."""
+        size, first = self._cache.block_size, self._cache.num_resident
+        return [
+            (seq, split)
+            for seq, (table, past) in enumerate(pasts)
+            for split in splits_in_ram(table, past, view.first_seen(past), size, first, written)
+        ]
+
+    def expected(
+        self, num_bytes: int, pasts: Sequence[Past], num_layers: Mapping[AttentionSpec, int]
+    ) -> SpilledKeys:
+        """What LayerCaches.expected() says. `num_bytes` are read and written if the card attends to all;
+        `num_layers`: how many layers have a view."""
+        size = self._cache.block_size
+        split_bytes = SPLIT_KEYS // size * self._cache.layer_block_bytes
+        splits = tuple(
+            (len(self._candidates(pasts, view, ())), number * split_bytes)
+            for view, number in num_layers.items()
+        )
+        longest = max((len(table) for table, _ in pasts), default=0)
+        return SpilledKeys(num_bytes, self._beside, splits, len(pasts), -(-longest * size // SPLIT_KEYS))
+
     def in_layer(self, index: int, layout: BatchLayout, chosen: ChosenSplits) -> BatchLayout:
         """The layout of a layer, without blocks where the processor attends."""
+        self._cache.stats.attended_bytes += chosen.num_blocks * self._cache.layer_block_bytes
         in_ram = RamKV(self._layers[index], chosen.splits, chosen.tokens, chosen.numbers)
         tables = layout.block_tables.masked_fill(chosen.is_in_ram_there, -1)
         return replace(layout, block_tables=tables, in_ram=in_ram)

@@ -51,6 +51,38 @@ class AttendsInRam(NamedTuple):
         return round(self.share * num_splits)
 
 
+class SpilledKeys(NamedTuple):
+    """Keys and values of a step's sequences that lie elsewhere. Bytes are those of all layers."""
+
+    #: What the step reads and writes there, if the processor attends to none of it.
+    num_bytes: int = 0
+    attends: AttendsInRam | None = None
+    #: Splits to which the processor may attend, of all sequences: pairs of their number and the bytes of one.
+    #: Layers with one view of the past have one pair.
+    splits: tuple[tuple[int, int], ...] = ()
+    num_seqs: int = 1
+    #: All splits of the longest sequence.
+    most_splits: int = 0
+
+    @classmethod
+    def of_one(
+        cls, num_spilled: int, num_tokens: int, token_bytes: int, attends: AttendsInRam | None
+    ) -> SpilledKeys:
+        """Those of a sequence of num_tokens tokens, of which num_spilled lie elsewhere, and all layers see
+        all."""
+        splits = (num_spilled // SPLIT_KEYS, SPLIT_KEYS * token_bytes)
+        return cls(num_spilled * token_bytes, attends, (splits,), 1, -(-num_tokens // SPLIT_KEYS))
+
+    def parts(self, num_tokens: int) -> tuple[int, int]:
+        """The bytes that are moved, and those to which the processor attends where they lie, in a step of so
+        many tokens, of which each sequence has as many. A split of several sequences counts for each."""
+        if self.attends is None:
+            return self.num_bytes, 0
+        room = self.attends.room(num_tokens, self.most_splits) // -(-num_tokens // max(1, self.num_seqs))
+        attended = sum(size * min(room, self.attends.num_asked(number)) for number, size in self.splits)
+        return max(0, self.num_bytes - attended), attended
+
+
 def splits_in_ram(
     table: Sequence[int],
     num_past: int,
