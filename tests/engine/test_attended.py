@@ -4,6 +4,7 @@ card's kernel, and answers are those of a card that has room for all keys."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from penstock.kernels.shared import attended
 from penstock.kernels.shared.attended import HandedAttention
 from penstock.kernels.shared.crossing import FLOAT_BYTES, HEAD_BYTES, ROUND_FLOATS
 from penstock.memory.handover.cuda_handover import CROSSING_BYTES
+from penstock.memory.inlet.cuda_inlet import CudaInlet
 from penstock.memory.kv_spill import splits_in_ram
 from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, SpilledKeys, ram_share
 from penstock.memory.planning import planner
@@ -165,6 +167,13 @@ def test_what_the_next_step_moves_and_attends_to_is_known_before(
             while len(running) < 2 or any(each.num_pending_tokens > 1 for each in running):
                 engine.step()
             num_steps = num_attended = 0
+            brought, bring = list[torch.dtype](), CudaInlet.bring
+
+            def bring_noted(self: CudaInlet, tensors: Sequence[Tensor]) -> list[Tensor]:
+                brought.extend(each.dtype for each in tensors)
+                return bring(self, tensors)
+
+            monkeypatch.setattr(CudaInlet, "bring", bring_noted)
             while len(running) == 2:
                 pasts = [(list(each.block_table), each.num_computed_tokens) for each in running]
                 expected = engine.executor.caches.expected(pasts)
@@ -180,6 +189,7 @@ def test_what_the_next_step_moves_and_attends_to_is_known_before(
                     num_steps, num_attended = num_steps + 1, num_attended + found[1]
                 assert expected.parts(20000) == (expected.num_bytes, 0), "a prompt's chunk goes over the link"
             assert num_steps > 5 and num_attended > 0
+            assert torch.bool in brought, "tables, too, come by the inlet"
         del engine, running
         check_nothing_is_left(card)
 

@@ -69,10 +69,10 @@ class Executor:
         self._head = head
         self._streamer = streamer
         self._kv_cache = kv_cache
-        self.caches = layer_caches(kv_cache, family.spec, attends_in_ram)
+        self._inlet = inlet or PlainInlet(streamer.torch_device)
+        self.caches = layer_caches(kv_cache, family.spec, self._inlet, attends_in_ram)
         self._max_rows = max_rows
         self._places = places
-        self._inlet = inlet or PlainInlet(streamer.torch_device)
 
     @property
     def family(self) -> Family:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -23,6 +23,7 @@ from penstock.memory.kv_cache import KVCache
 from penstock.memory.kv_spill.runs import runs
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache, Turns
 from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, SpilledKeys
+from penstock.memory.lane import Inlet
 from penstock.spec import ModelSpec
 
 #: Bytes that are read in vain, rather than with a read of their own before and after them.
@@ -56,10 +57,11 @@ class LayerCaches(Protocol):
 
 
 def layer_caches(
-    cache: KVCache | SpilledKVCache, spec: ModelSpec, beside: AttendsInRam | None = None
+    cache: KVCache | SpilledKVCache, spec: ModelSpec, inlet: Inlet, beside: AttendsInRam | None = None
 ) -> LayerCaches:
-    """Of either kind of cache. `beside`: how the processor attends to blocks in RAM, if it does."""
-    return ResidentCaches(cache) if isinstance(cache, KVCache) else SpilledCaches(cache, spec, beside)
+    """Of either kind of cache. `inlet`: brings tables to where layers are computed. `beside`: how the
+    processor attends to blocks in RAM, if it does."""
+    return ResidentCaches(cache) if isinstance(cache, KVCache) else SpilledCaches(cache, spec, inlet, beside)
 
 
 class ResidentCaches:
@@ -91,8 +93,10 @@ class ResidentCaches:
 class SpilledCaches:
     """Some blocks are in a file, or beside a card in the host's memory."""
 
-    def __init__(self, cache: SpilledKVCache, spec: ModelSpec, beside: AttendsInRam | None = None) -> None:
-        self._cache = cache
+    def __init__(
+        self, cache: SpilledKVCache, spec: ModelSpec, inlet: Inlet, beside: AttendsInRam | None = None
+    ) -> None:
+        self._cache, self._inlet = cache, inlet
         self._beside = None if beside is None else RamAttention(cache, spec, beside)
         self._kv = LayerKV(cache.layout, cache.parts)
         #: What a layer sees of the past.
@@ -109,6 +113,10 @@ class SpilledCaches:
             attended = self._beside.choose(layout, set(self._views), written)
         plan = _SpillPlan.of(layout, copies, cache, self._views, written, attended)
         rows = _Rows.of(layout, cache)
+        # All tables come at once, and don't wait behind a layer's weights.
+        tables = [table for chosen in attended.values() for table in chosen.tables]
+        there = iter(self._inlet.bring([*rows.tensors(), *tables]))
+        rows, attended = rows.with_tensors(there), attended.with_tables(there)
         sweep = _SpilledSweep(cache, self._kv, rows, copies, None, self._views, attended, self._beside)
         if not plan.writes and not any(plan.reads):
             yield sweep
@@ -222,7 +230,8 @@ def _past_blocks(
 
 
 class _Rows(NamedTuple):
-    """Which entries of a layout are of spilled blocks, 1 or 0."""
+    """Which entries of a layout are of spilled blocks, 1 or 0: on the host, or where the layers are
+    computed."""
 
     of_tables: Tensor
     of_slots: Tensor
@@ -230,14 +239,20 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of(cls, layout: BatchLayout, cache: SpilledKVCache) -> _Rows:
-        """`layout` is on the host, and these are where the layers are computed."""
-        first, size, device = cache.num_resident, cache.block_size, cache.parts[0].device
-        copied = layout.copied_slots
+        """`layout` is on the host."""
+        first, size, copied = cache.num_resident, cache.block_size, layout.copied_slots
         return cls(
-            (layout.block_tables >= first).to(torch.int32).to(device),
-            (layout.slot_mapping >= first * size).long().to(device),
-            None if copied is None else (copied >= first * size).long().to(device),
+            (layout.block_tables >= first).to(torch.int32),
+            (layout.slot_mapping >= first * size).long(),
+            None if copied is None else (copied >= first * size).long(),
         )
+
+    def tensors(self) -> list[Tensor]:
+        return [each for each in self if each is not None]
+
+    def with_tensors(self, others: Iterator[Tensor]) -> _Rows:
+        """The same with others in place of tensors(), in their order."""
+        return _Rows(next(others), next(others), None if self.of_copied is None else next(others))
 
     def in_layer(self, index: int, layout: BatchLayout, cache: SpilledKVCache) -> BatchLayout:
         """The layout with rows of the cache's tensors in place of blocks."""

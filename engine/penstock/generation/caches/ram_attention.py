@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,14 +25,19 @@ class ChosenSplits:
     is_in_ram: Tensor
     num_blocks: int
     splits: RamSplits
-    #: The same where the layers are computed, and RamKV's parts.
-    is_in_ram_there: Tensor
-    tokens: Tensor
-    numbers: Tensor
+    #: is_in_ram, and the tokens and the numbers of RamKV: on the host, or where the layers are computed.
+    tables: tuple[Tensor, Tensor, Tensor]
 
 
 class Attended(dict[AttentionSpec, ChosenSplits]):
     """By the views of layers that have such splits in a step."""
+
+    def with_tables(self, others: Iterator[Tensor]) -> Attended:
+        """The same with others in place of all tables, in their order."""
+        return Attended(
+            (view, replace(chosen, tables=(next(others), next(others), next(others))))
+            for view, chosen in self.items()
+        )
 
 
 class RamAttention:
@@ -80,15 +85,13 @@ class RamAttention:
                 blocks.append(of_split)
         if not items:
             return None
-        device, numbers = cache.parts[0].device, torch.tensor(items, dtype=torch.int32)
+        numbers = torch.tensor(items, dtype=torch.int32)
         num_places = -(-len(items) // layout.num_tokens) * layout.num_tokens
         return ChosenSplits(
             is_in_ram,
             int(is_in_ram.sum()),
             RamSplits(numbers, torch.tensor(blocks, dtype=torch.int32), num_places),
-            is_in_ram.to(device),
-            numbers[:, 0].long().to(device),
-            numbers[:, 2].long().to(device),
+            (is_in_ram, numbers[:, 0].long(), numbers[:, 2].long()),
         )
 
     def _candidates(
@@ -119,6 +122,7 @@ class RamAttention:
     def in_layer(self, index: int, layout: BatchLayout, chosen: ChosenSplits) -> BatchLayout:
         """The layout of a layer, without blocks where the processor attends."""
         self._cache.stats.attended_bytes += chosen.num_blocks * self._cache.layer_block_bytes
-        in_ram = RamKV(self._layers[index], chosen.splits, chosen.tokens, chosen.numbers)
-        tables = layout.block_tables.masked_fill(chosen.is_in_ram_there, -1)
+        is_in_ram, tokens, numbers = chosen.tables
+        in_ram = RamKV(self._layers[index], chosen.splits, tokens, numbers)
+        tables = layout.block_tables.masked_fill(is_in_ram, -1)
         return replace(layout, block_tables=tables, in_ram=in_ram)
