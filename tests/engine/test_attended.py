@@ -112,6 +112,29 @@ def test_partial_results_are_the_cards(
         assert num_seen >= 3
 
 
+@needs_compiler
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_scores_that_are_no_numbers_are_told(softcap: float) -> None:
+    """As by the card: in the sum of a partial result, which no merge leaves out."""
+    generator = torch.Generator().manual_seed(5)
+    q, kv, layout = paged_batch(generator, [(2 * SPLIT_KEYS + 38, 2)], (4, 2), 64, torch.float32)
+    q[0, 1, 3], q[1, 3, 3] = torch.nan, 5.0
+    blocks = layout.block_tables[0].tolist()
+    kv.parts[0][blocks[3], 1, 3, 7] = torch.inf
+    kv.parts[0][blocks[16:32], 1, 5, :] = torch.nan  # a whole split
+    spec = AttentionSpec(4, 64**-0.5, softcap=softcap)
+    launcher = Partials(num_multiprocessors=10000, finds_races=False)
+    CudaKernels(launcher).paged_attention(q, kv, layout, spec)
+    splits = whole_splits(layout, 16)
+    theirs = launcher.partials.view(2, 4, -1, 66)[splits.items[:, 0].long(), :, splits.items[:, 2].long()]
+    for made in compiled_builds():
+        _, library = load_library(made)
+        found = HandedAttention(library, kv, splits, spec).compute(q.flatten(1).contiguous()).view(-1, 4, 66)
+        assert torch.equal(found.isnan(), theirs.isnan()), made
+        assert bool(found[2, 0, 1:].isnan().any()) is False and bool(found[1, 2:, 1:].isnan().all())
+        assert torch.equal(found.nan_to_num(7.0), theirs.nan_to_num(7.0)), made
+
+
 LONG = replace(
     PLAIN, kernels="auto", max_model_len=640, max_num_batched_tokens=160, num_kv_tokens=1600, max_num_seqs=3
 )
