@@ -147,7 +147,8 @@ INLINE void mix_attended(const attended *a, const attended_head *const *from, co
 #pragma GCC unroll 2
         for (int n = 0; n < num; n++) {
             v[n] = load_cached(head->v, at + n * LANES, form);
-            if (form == FORM_INT8) v[n] *= splat(bfloat_to_float(((const uint16_t *)head->v_scales)[offset])); /* exact */
+            if (form == FORM_INT8)
+                v[n] *= splat(bfloat_to_float(((const uint16_t *)head->v_scales)[offset])); /* exact */
         }
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {

@@ -1,5 +1,5 @@
-/* Attention of new tokens over all cached tokens of their sequences, causal but for a prefix, in float32. kernels/reference.py has
- * the definition. The softmax over parts of the keys follows arXiv 1805.02867 and 2205.14135.
+/* Attention of new tokens over all cached tokens of their sequences, causal but for a prefix, in float32.
+ * kernels/reference.py has the definition. The softmax over parts of the keys follows arXiv 1805.02867 and 2205.14135.
  *
  * K is [num_blocks, num_kv_heads, head_dim, block_size], V [num_blocks, num_kv_heads, block_size, head_dim],
  * float16, float32 or int8; block_size is a multiple of 16. With int8, a head's integers in a block are followed by a

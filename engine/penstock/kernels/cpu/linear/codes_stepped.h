@@ -16,17 +16,20 @@ INLINE __m256i some_words(const uint16_t *from, int64_t count, bool is_safe) {
     return _mm256_loadu_si256((const __m256i *)own);
 }
 
-/* The steps of bfloat16 scales, as find_steps_as() has them, and zeros up to a multiple of 16: a word of 32 bits has two
- * scales, and with the other half cleared each is a float32. (A negative zero counts as no step.) `readable`: scales from
- * there to the end of the matrix. */
+/* The steps of bfloat16 scales, as find_steps_as() has them, and zeros up to a multiple of 16: a word of 32 bits has
+ * two scales, and with the other half cleared each is a float32. (A negative zero counts as no step.) `readable`:
+ * scales from there to the end of the matrix. */
 INLINE bool find_bfloat_steps(const uint16_t *scales, int64_t n, int64_t readable, uint16_t *restrict at, float *unit) {
     const bool is_safe = readable >= n + 15;
-    __m256i largest = _mm256_setzero_si256(), differ = largest; /* the bits have the order of the numbers; NaN is the largest */
+    /* the bits have the order of the numbers; NaN is the largest */
+    __m256i largest = _mm256_setzero_si256(), differ = largest;
     for (int64_t g = 0; g < n; g += 16)
-        largest = _mm256_max_epu16(largest, _mm256_and_si256(some_words(scales + g, n - g, is_safe), _mm256_set1_epi16(0x7fff)));
+        largest = _mm256_max_epu16(largest, _mm256_and_si256(some_words(scales + g, n - g, is_safe),
+                                                             _mm256_set1_epi16(0x7fff)));
     const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
     /* An instruction finds the smallest of eight. */
-    const uint32_t bits = ~(uint32_t)_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)))) << 16;
+    const uint32_t bits =
+        ~(uint32_t)_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)))) << 16;
     float most;
     memcpy(&most, &bits, 4);
     const float one = most / MOST_STEPS, per_unit = most > 0.0f ? MOST_STEPS / most : 0.0f;
@@ -35,14 +38,16 @@ INLINE bool find_bfloat_steps(const uint16_t *scales, int64_t n, int64_t readabl
     const __m256 units = _mm256_set1_ps(one), inverse = _mm256_set1_ps(per_unit);
     for (int64_t g = 0; g < n; g += 16) {
         const __m256i both = some_words(scales + g, n - g, is_safe);
-        const __m256i even = _mm256_slli_epi32(both, 16), odd = _mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000));
+        const __m256i even = _mm256_slli_epi32(both, 16),
+                      odd = _mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000));
         const __m256i even_steps = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(even), inverse));
         const __m256i odd_steps = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(odd), inverse));
         const __m256 even_again = _mm256_mul_ps(_mm256_cvtepi32_ps(even_steps), units);
         const __m256 odd_again = _mm256_mul_ps(_mm256_cvtepi32_ps(odd_steps), units);
         differ = _mm256_or_si256(differ, _mm256_xor_si256(_mm256_castps_si256(even_again), even));
         differ = _mm256_or_si256(differ, _mm256_xor_si256(_mm256_castps_si256(odd_again), odd));
-        _mm256_storeu_si256((__m256i *)(at + g), _mm256_blend_epi16(even_steps, _mm256_slli_epi32(odd_steps, 16), 0xaa));
+        _mm256_storeu_si256((__m256i *)(at + g), _mm256_blend_epi16(even_steps, _mm256_slli_epi32(odd_steps, 16),
+                                                                    0xaa));
     }
     return _mm256_testz_si256(differ, differ);
 }
@@ -100,12 +105,13 @@ INLINE int64_t sum_of_lanes(__m256i v) {
     {                                                                                              \
         const int8_t *codes = w + j * stride;                                                      \
         const code_bytes first = code_bytes_at(codes), second = code_bytes_at(codes + (size == 128 ? 32 : 0)); \
-        const __m256i step = step_words(steps.at[(place + j) % STEPPED_CHANNELS] + g, size);                            \
+        const __m256i step = step_words(steps.at[(place + j) % STEPPED_CHANNELS] + g, size);       \
         TOKENS_##R(MULTIPLY_STEPPED, j)                                                            \
     }
 #define ADD_CHANNEL(R, j) TOKENS_##R(ADD_STEPPED, j)
 
-/* fetch_codes() of the same bytes of each row: where rows are met in parts, the next lines are not those of the next rows. */
+/* fetch_codes() of the same bytes of each row: where rows are met in parts, the next lines are not those of the next
+ * rows. */
 INLINE void fetch_rows(code_fetch fetch, int rows, int64_t stride, int64_t from, int64_t bytes) {
     if (from % 64 == 0 || bytes == 64)
         for (int j = 0; j < rows; j++) fetch_codes(fetch, j * stride + from, 64);
@@ -115,7 +121,8 @@ INLINE void fetch_rows(code_fetch fetch, int rows, int64_t stride, int64_t from,
 typedef void (*stepped_fn)(const int8_t *x, int64_t row_bytes, const int8_t *w, int64_t stride, int place, int64_t g,
                            int64_t g_end, int64_t (*sums)[STEPPED_TOKENS]);
 #define DEFINE_STEPPED(R, C, of_size, of_split)                                                    \
-    NOINLINE void stepped_##R##_##of_size##_##of_split(const int8_t *x, int64_t row_bytes, const int8_t *w, int64_t stride, \
+    NOINLINE void stepped_##R##_##of_size##_##of_split(const int8_t *x, int64_t row_bytes,         \
+                                                       const int8_t *w, int64_t stride,            \
                                                        int place, int64_t g, int64_t g_end,        \
                                                        int64_t (*sums)[STEPPED_TOKENS]) {          \
         enum { size = of_size, is_split = of_split };                                              \
@@ -140,10 +147,11 @@ DEFINE_STEPPED_OF(1, 4)
 DEFINE_STEPPED_OF(2, 2)
 DEFINE_STEPPED_OF(3, 1)
 DEFINE_STEPPED_OF(4, 1)
-static const stepped_fn stepped_tiles[STEPPED_TOKENS][3][2] = {STEPPED_OF(1), STEPPED_OF(2), STEPPED_OF(3), STEPPED_OF(4)};
+static const stepped_fn stepped_tiles[STEPPED_TOKENS][3][2] = {STEPPED_OF(1), STEPPED_OF(2), STEPPED_OF(3),
+                                                               STEPPED_OF(4)};
 
-/* What a token's corrections add to a channel's sum: theirs times the steps. The lower 12 bits of each and the others lie apart,
- * as 16-bit integers, with zeros up to a multiple of 16. */
+/* What a token's corrections add to a channel's sum: theirs times the steps. The lower 12 bits of each and the others
+ * lie apart, as 16-bit integers, with zeros up to a multiple of 16. */
 static _Thread_local int16_t low_bits[PLACES], high_bits[PLACES];
 INLINE void part_corrections(const int32_t *restrict corrections, int64_t n) {
     for (int64_t g = 0; g < n; g++) low_bits[g] = corrections[g] & 4095, high_bits[g] = (int16_t)(corrections[g] >> 12);

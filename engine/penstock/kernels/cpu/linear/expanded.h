@@ -2,8 +2,8 @@
  * these. Part of linear.h. */
 #pragma once
 
-/* With fewer tokens, the codes' own kernels are faster: those of AVX2 pack codes as they lie (panel_avx2.h), or take steps
- * themselves (codes_stepped.h). The expanded channels stay in the L2 cache. */
+/* With fewer tokens, the codes' own kernels are faster: those of AVX2 pack codes as they lie (panel_avx2.h), or take
+ * steps themselves (codes_stepped.h). The expanded channels stay in the L2 cache. */
 #if HAS_PLANE_WORDS && !defined(__AVX512BW__)
 enum { STEPS_FROM_TOKENS = 12 };
 #else
