@@ -51,6 +51,7 @@ PURE = (
     "penstock.memory.kv_disk.block_order",
     "penstock.memory.kv_disk.piece_numbers",
     "penstock.memory.kv_spill.runs",
+    "penstock.memory.kv_spill.splits_in_ram",
     "penstock.memory.planning.budgets",
     "penstock.memory.planning.kv_blocks",
     "penstock.memory.planning.plan",

@@ -217,45 +217,63 @@ class Engine:
         """
         config = config or EngineConfig()
         with contextlib.ExitStack() as undo:
-            leader, publisher = None, open_publisher(config)
-            if publisher is not None:
-                undo.callback(publisher.close)
+            leader = None
             if nodes is not None:
                 config = replace(config, mtp="off" if config.mtp == "auto" else config.mtp)
                 tell = report_progress or (lambda loaded, total: None)
                 leader = Leader(nodes, str(model), lambda: tell(0, 0))
                 undo.callback(leader.close)
-            share = None if leader is None else leader.share
             source = ModelSource(model, offline, revision, tokenizer, cache_folder, spare)
-            loaded, draft_model = load_with_guesses(source, config, hardware, share, undo)
-            disk = None if hardware is None else hardware.disk
-            kv_tiers = open_kv_tiers(loaded.model, loaded.plan, loaded.config, disk)
-            if kv_tiers is not None:
-                undo.callback(kv_tiers.close)
-            check_events(loaded.config, loaded.model.spec)
-            engine = cls(
-                loaded.model,
-                loaded.plan,
-                loaded.config,
-                loaded.predict,
-                drafter,
-                draft_model,
-                kv_tiers,
-                leader,
-                publisher,
-            )
+            engine = cls._begin_loading(source, config, hardware, drafter, leader, undo)
             for name, adapter in config.adapters:
                 engine.adapters.load(name, adapter)
             undo.pop_all()
         if is_patient or leader is not None:  # requests wait for a lost worker only for so long
-            try:
-                engine.streamer.tiers.wait_until_loaded(report_progress)
-                if leader is not None:
-                    leader.wait_until_loaded()
-            except BaseException:
-                engine.close()
-                raise
+            engine._wait_until_loaded(report_progress)
         return engine
+
+    @classmethod
+    def _begin_loading(
+        cls,
+        source: ModelSource,
+        config: EngineConfig,
+        hardware: HardwareProfile | None,
+        drafter: Drafter | None,
+        leader: Leader | None,
+        undo: contextlib.ExitStack,
+    ) -> Engine:
+        """An engine whose layers are on their way. `undo` closes its parts."""
+        publisher = open_publisher(config)
+        if publisher is not None:
+            undo.callback(publisher.close)
+        share = None if leader is None else leader.share
+        loaded, draft_model = load_with_guesses(source, config, hardware, share, undo)
+        disk = None if hardware is None else hardware.disk
+        kv_tiers = open_kv_tiers(loaded.model, loaded.plan, loaded.config, disk)
+        if kv_tiers is not None:
+            undo.callback(kv_tiers.close)
+        check_events(loaded.config, loaded.model.spec)
+        return cls(
+            loaded.model,
+            loaded.plan,
+            loaded.config,
+            loaded.predict,
+            drafter,
+            draft_model,
+            kv_tiers,
+            leader,
+            publisher,
+        )
+
+    def _wait_until_loaded(self, report_progress: ReportProgress | None) -> None:
+        """Here and on all other machines. Closes the engine if it raises."""
+        try:
+            self.streamer.tiers.wait_until_loaded(report_progress)
+            if self.leader is not None:
+                self.leader.wait_until_loaded()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Stop reading, close the files, and free a GPU's memory. Nothing can be computed afterwards. The
@@ -344,7 +362,7 @@ class Engine:
         self.meter.begin()
         running = self.scheduler.admission.running
         pasts = ((each.block_table, each.num_computed_tokens) for each in running)
-        self.meter.expect_spilled(self.executor.caches.expected_bytes(pasts))
+        self.meter.expect_spilled(self.executor.caches.expected(pasts))
         batch = self.scheduler.schedule()
         if not batch:
             if self.kv_tiers is not None and self.has_work:

@@ -91,6 +91,8 @@ class KVSpillStats:
     num_bytes: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
+    #: Bytes to which the processor attended in the host's memory.
+    attended_bytes: int = 0
     #: Seconds in which layers waited for their blocks; on a GPU these are among the link's stalls.
     wait_s: float = 0.0
 

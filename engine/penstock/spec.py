@@ -192,6 +192,8 @@ class ModelSpec:
     #: Above 0, a token's keys and values are one row, whose first latent_dim numbers are the value. Then
     #: head_dim is the width of the row, and num_kv_heads is 1.
     latent_dim: int = 0
+    #: Scores have terms of distances (ALiBi, DistanceBias) beside q . k.
+    biases_scores: bool = False
     #: Per layer, where layers differ: the number of its KV heads and the width of a head. () if all layers
     #: have num_kv_heads and head_dim.
     kv_shapes: tuple[tuple[int, int], ...] = ()
@@ -345,6 +347,9 @@ class ModelFootprint:
     kv_part_bytes: tuple[int, ...] = ()
     #: Why keys and values can't lie on disk, or beside a GPU in RAM, while a sequence runs; "": they can.
     no_spill: str = ""
+    #: Query heads of a layer and their width, if the processor can attend to keys and values in RAM beside a
+    #: card; None: the card alone computes such attention.
+    attended_heads: tuple[int, int] | None = None
 
     @property
     def encoder_bytes(self) -> int:

@@ -4,6 +4,7 @@ card's kernel, and answers are those of a card that has room for all keys."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,20 @@ from tiny_models import build
 from torch import Tensor
 
 from penstock.generation.caches import layer_caches
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.kernels.cpu_builds import compiled_builds, load_library
-from penstock.kernels.cuda.attention import SPLIT_KEYS
+from penstock.kernels.cuda.attention import MAX_PARTIAL_BYTES, SPLIT_KEYS
 from penstock.kernels.cuda.kernels import CudaKernels
+from penstock.kernels.cuda.launcher import HEIGHTS
 from penstock.kernels.operands import AttentionSpec, BatchLayout, RamSplits
+from penstock.kernels.shared import attended
 from penstock.kernels.shared.attended import HandedAttention
-from penstock.loader import reading
+from penstock.kernels.shared.crossing import FLOAT_BYTES, HEAD_BYTES, ROUND_FLOATS
+from penstock.memory.handover.cuda_handover import CROSSING_BYTES
+from penstock.memory.inlet.cuda_inlet import CudaInlet
 from penstock.memory.kv_spill import splits_in_ram
-from penstock.memory.kv_spill.splits_in_ram import ram_share
+from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, SpilledKeys, ram_share
+from penstock.memory.planning import planner
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to run the CUDA sources with")
 
@@ -105,6 +112,29 @@ def test_partial_results_are_the_cards(
         assert num_seen >= 3
 
 
+@needs_compiler
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_scores_that_are_no_numbers_are_told(softcap: float) -> None:
+    """As by the card: in the sum of a partial result, which no merge leaves out."""
+    generator = torch.Generator().manual_seed(5)
+    q, kv, layout = paged_batch(generator, [(2 * SPLIT_KEYS + 38, 2)], (4, 2), 64, torch.float32)
+    q[0, 1, 3], q[1, 3, 3] = torch.nan, 5.0
+    blocks = layout.block_tables[0].tolist()
+    kv.parts[0][blocks[3], 1, 3, 7] = torch.inf
+    kv.parts[0][blocks[16:32], 1, 5, :] = torch.nan  # a whole split
+    spec = AttentionSpec(4, 64**-0.5, softcap=softcap)
+    launcher = Partials(num_multiprocessors=10000, finds_races=False)
+    CudaKernels(launcher).paged_attention(q, kv, layout, spec)
+    splits = whole_splits(layout, 16)
+    theirs = launcher.partials.view(2, 4, -1, 66)[splits.items[:, 0].long(), :, splits.items[:, 2].long()]
+    for made in compiled_builds():
+        _, library = load_library(made)
+        found = HandedAttention(library, kv, splits, spec).compute(q.flatten(1).contiguous()).view(-1, 4, 66)
+        assert torch.equal(found.isnan(), theirs.isnan()), made
+        assert bool(found[2, 0, 1:].isnan().any()) is False and bool(found[1, 2:, 1:].isnan().all())
+        assert torch.equal(found.nan_to_num(7.0), theirs.nan_to_num(7.0)), made
+
+
 LONG = replace(
     PLAIN, kernels="auto", max_model_len=640, max_num_batched_tokens=160, num_kv_tokens=1600, max_num_seqs=3
 )
@@ -128,17 +158,83 @@ def test_answers_are_those_of_a_card_with_room_for_all(
         read_bytes = []
         for has_flags, share in ((True, 1.0), (True, 0.0), (True, 0.5), (False, 1.0)):
             card.driver.fake_stream_values(has_flags)
-            monkeypatch.setattr(reading, "ram_share", lambda *_, share=share: share)
+            monkeypatch.setattr(planner, "ram_share", lambda *_, share=share: share)
             with load(tmp_path, config, "cuda") as engine:
                 assert engine.generate(asked, params) == expected
                 beside = engine.executor.family.kernels._attention._beside
-                assert (beside.num_handed > 0) == (share > 0)
+                assert (beside is not None and beside.num_handed > 0) == (share > 0)
                 stats = engine.metrics.kv_spill
                 assert stats is not None
                 read_bytes.append(stats.read_bytes)
             del engine, beside
         assert read_bytes[0] == read_bytes[3] < read_bytes[2] < read_bytes[1]
         check_nothing_is_left(card)
+
+
+@on_a_card
+def test_what_the_next_step_moves_and_attends_to_is_known_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte, while two sequences decode; the time of the step is predicted with these bytes."""
+    build("Llama", tmp_path, max_position_embeddings=640)
+    monkeypatch.setattr(layer_caches, "GAP_BYTES", 0)
+    monkeypatch.setattr(planner, "ram_share", lambda *_: 0.5)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    with engines.card_with_kernels() as card:
+        config = spilled(tmp_path, replace(LONG, speculation="off"), num_in_ram=70)
+        with load(tmp_path, config, "cuda") as engine:
+            stats, running = engine.metrics.kv_spill, engine.scheduler.admission.running
+            assert stats is not None and engine.plan.attended_share == 0.5
+            for number, prompt in enumerate(prompts(570, 300)):
+                engine.add(GenerationRequest(prompt, params, str(number)))
+            while len(running) < 2 or any(each.num_pending_tokens > 1 for each in running):
+                engine.step()
+            num_steps = num_attended = 0
+            brought, bring = list[torch.dtype](), CudaInlet.bring
+
+            def bring_noted(self: CudaInlet, tensors: Sequence[Tensor]) -> list[Tensor]:
+                brought.extend(each.dtype for each in tensors)
+                return bring(self, tensors)
+
+            monkeypatch.setattr(CudaInlet, "bring", bring_noted)
+            while len(running) == 2:
+                pasts = [(list(each.block_table), each.num_computed_tokens) for each in running]
+                expected = engine.executor.caches.expected(pasts)
+                before = stats.num_moved_bytes, stats.attended_bytes
+                asked = list[tuple[int, ...]]()
+                predict = engine.meter.predict
+                engine.meter.predict = lambda *args, to=asked, by=predict: to.append(args[4:]) or by(*args)
+                engine.step()
+                engine.meter.predict = predict
+                found = stats.num_moved_bytes - before[0], stats.attended_bytes - before[1]
+                if all(len(table) * 16 > num_past for table, num_past in pasts):
+                    assert found == expected.parts(2) and found in asked
+                    num_steps, num_attended = num_steps + 1, num_attended + found[1]
+                assert expected.parts(20000) == (expected.num_bytes, 0), "a prompt's chunk goes over the link"
+            assert num_steps > 5 and num_attended > 0
+            assert torch.bool in brought, "tables, too, come by the inlet"
+        del engine, running
+        check_nothing_is_left(card)
+
+
+def test_which_part_of_a_step_the_processor_gets() -> None:
+    """Its share, as far as results have room: those of 3 tokens of a sequence are three times as many."""
+    attends = AttendsInRam.of((32, 128), 16, 0.6)
+    assert attends == AttendsInRam(0.6, 32, 128)
+    token_bytes, split_bytes = 1000, 256 * 1000
+    one = SpilledKeys.of_one(30000, 32000, token_bytes, attends)
+    assert one.splits == ((117, split_bytes),) and one.most_splits == 125
+    for num_tokens, num_attended in ((1, 70), (2, 70), (3, 70), (4, 59), (8, 29), (9, 0), (512, 0)):
+        moved, attended = one.parts(num_tokens)
+        assert moved + attended == 30000 * token_bytes
+        assert attended == num_attended * split_bytes, num_tokens
+        assert num_tokens * num_attended <= attends.room(num_tokens, 125)
+    eight = SpilledKeys(8 * one.num_bytes, attends, ((8 * 117, split_bytes),), 8, 125)
+    assert eight.parts(8)[1] == attends.room(8, 125) * split_bytes == 8 * 29 * split_bytes
+    assert SpilledKeys.of_one(30000, 32000, token_bytes, None).parts(1) == (30_000_000, 0)
+    assert SpilledKeys().parts(512) == (0, 0)
+    others = [((32, 264), 16, 0.6), (None, 16, 0.6), ((32, 128), 48, 0.6), ((32, 128), 16, 0.0)]
+    assert all(AttendsInRam.of(*each) is None for each in others)
 
 
 def test_processor_and_link_end_together() -> None:
@@ -149,3 +245,9 @@ def test_processor_and_link_end_together() -> None:
 
 def test_splits_are_those_of_the_card() -> None:
     assert splits_in_ram.SPLIT_KEYS == SPLIT_KEYS
+    assert splits_in_ram.MOST_PARTIAL_BYTES == MAX_PARTIAL_BYTES
+    assert max(HEIGHTS) == splits_in_ram.MOST_DIM
+    header = Path(attended.__file__).parent.parent / "cpu" / "attended.h"
+    assert f"ATTENDED_DIM = {splits_in_ram.MOST_DIM} " in header.read_text()
+    crossing = HEAD_BYTES + FLOAT_BYTES * (splits_in_ram.MOST_FLOATS + ROUND_FLOATS)
+    assert crossing <= CROSSING_BYTES

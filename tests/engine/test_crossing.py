@@ -24,7 +24,7 @@ from penstock.kernels import Matrix, choose_kernels
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.int4_tensor import StackedMatrix
-from penstock.kernels.shared import crossing
+from penstock.kernels.shared import crossing, handed_product
 from penstock.kernels.shared.crossing import HEAD_BYTES, MAX_HANDED, open_crossing
 from penstock.memory.handover.cuda_handover import CROSSING_BYTES
 from penstock.memory.lane import find_lane
@@ -71,6 +71,22 @@ def test_results_are_those_of_the_kernels(name: str, activations: str, card: Pre
                 handover.join()
                 assert torch.equal(y.cpu(), kernels.linear(x, weight)), number
         assert handover._crossing is not None
+
+
+def test_a_matrix_keeps_few_numbers_of_rows(card: PretendedCard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While products with other numbers of rows are on their way."""
+    monkeypatch.setattr(handed_product, "MAX_NUMBERS", 3)
+    kernels, weight = NativeKernels(), random_matrix(Int8(), (OUT, IN))
+    product = kernels.handed(weight)
+    with contextlib.closing(find_lane("cuda")) as lane:
+        handover, fetch = lane.handover(), fetch_of(lane.torch_device)
+        for first in range(1, 40, 5):
+            for num_rows in range(first, first + 5):
+                x = torch.randn(num_rows, IN)
+                y = handover.begin(x.to(lane.torch_device), OUT, lambda rows: rows, product, fetch)
+                assert 0 < len(product._matrix.__dict__["numbers_of_rows"]) <= 3
+            handover.join()
+            assert torch.equal(y.cpu(), kernels.linear(x, weight))
 
 
 Products = list[tuple[Matrix, Tensor | None, int]]

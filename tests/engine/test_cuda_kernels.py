@@ -22,6 +22,7 @@ from kernel_cases import (
     OnGpu,
     close,
     gpu_launcher,
+    latent_batch,
     paged_batch,
     random_bias,
     random_matrix,
@@ -539,6 +540,44 @@ def test_attention_reads_no_slot_that_was_not_written(launcher: EmulatedLauncher
             keys[block, :, :, end % 16 :], values[block, :, end % 16 :] = torch.nan, torch.nan
     assert bool(keys.isnan().any())
     close(kernels_of(launcher).paged_attention(q, kv, layout, AttentionSpec(4, 0.1)), expected)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+@pytest.mark.parametrize("num_multiprocessors", [0, 1000])
+def test_scores_that_are_no_numbers_are_told(num_multiprocessors: int, softcap: float) -> None:
+    """A row with a score of NaN or infinity is NaN, as by a softmax, with and without splits. Other rows and
+    heads are what they are without."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler to run the CUDA sources with")
+    mine = CudaKernels(EmulatedLauncher(num_multiprocessors))
+    for width, latent_dim in ((64, 0), (72, 0), (72, 64)):
+        spec = AttentionSpec(4, width**-0.5, softcap=softcap, latent_dim=latent_dim)
+        for case in ("q", "infinite q", "key", "infinite key", "overflow", "split"):
+            generator = torch.Generator().manual_seed(width)
+            sequences = [(2 * SPLIT_KEYS + 38, 2), (40, 1)]
+            if latent_dim:
+                q, kv, layout = latent_batch(generator, sequences, 4, width, torch.float32)
+            else:
+                q, kv, layout = paged_batch(generator, sequences, (4, 2), width, torch.float32)
+            expected = mine.paged_attention(q, kv, layout, spec)
+            keys, blocks = kv.parts[0], layout.block_tables[0].tolist()
+            # Of a latent, this number is no part of the value.
+            if case in ("q", "infinite q"):
+                q[0, 1, width - 1] = torch.nan if case == "q" else torch.inf
+            elif case == "split":
+                keys[blocks[: SPLIT_KEYS // 16], 0, width - 1] = torch.nan
+            else:
+                q[:, :, width - 1] = q[:, :, width - 1].abs() + 2
+                expected = mine.paged_attention(q, kv, layout, spec)
+                number = {"key": torch.nan, "infinite key": torch.inf, "overflow": 3e38}[case]
+                keys[blocks[3], 0, width - 1, 7] = number
+            found = mine.paged_attention(q, kv, layout, spec).view(3, 4, -1)
+            theirs = ReferenceKernels().paged_attention(q, kv, layout, spec).view(3, 4, -1)
+            is_told = found.isnan().all(2)
+            assert torch.equal(is_told, theirs.isnan().all(2)), (width, case)
+            assert bool(is_told.any()) == (not softcap or case in ("q", "key", "split")), (width, case)
+            if not softcap:
+                assert torch.equal(found[~is_told], expected.view(3, 4, -1)[~is_told])
 
 
 def test_heads_too_wide_for_a_kernel_take_the_reference(launcher: EmulatedLauncher | CudaLauncher) -> None:

@@ -19,7 +19,7 @@ from penstock.memory.inlet.plain_inlet import PlainInlet
 from penstock.memory.lane import find_lane
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
-TYPES = (torch.float32, torch.int64, torch.int32)
+TYPES = (torch.float32, torch.int64, torch.int32, torch.bool)
 
 
 @pytest.fixture

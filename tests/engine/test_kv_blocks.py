@@ -9,7 +9,8 @@ import pytest
 from penstock.config import EngineConfig, ShareMode
 from penstock.errors import CapacityError, ConfigError
 from penstock.memory.hardware import DeviceProfile, DiskProfile, HardwareProfile
-from penstock.memory.planning.cost import predict_step
+from penstock.memory.kv_spill.splits_in_ram import SpilledKeys
+from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.plan import HANDOVER_BYTES
 from penstock.memory.planning.planner import plan_memory
 from penstock.model.known_shapes import find_shape
@@ -126,6 +127,46 @@ def test_blocks_in_ram_beside_a_card(solar: ModelFootprint) -> None:
     ), "nothing else is counted, but the way to the processor, which attends to them"
 
 
+def test_the_way_to_the_processor_is_counted_where_it_attends(solar: ModelFootprint) -> None:
+    """Scores without biases, keys and values that are no latents, whole blocks in a split, kernels of our
+    own, and a RAM that is faster than the link."""
+    plan = plan_memory(solar, WITH_CARD, BESIDE)
+    assert plan.attended_share == pytest.approx(1 - 12 / 20) and plan.has_handover
+    assert any("but for 40%, to which the processor attends" in note for note in plan.notes)
+    slow = replace(WITH_CARD, memory_read_gbps=12.0)
+    others = [
+        plan_memory(solar, slow, BESIDE),
+        plan_memory(solar, WITH_CARD, replace(BESIDE, kernels="torch")),
+        plan_memory(solar, WITH_CARD, replace(BESIDE, block_size=48)),
+        plan_memory(replace(solar, attended_heads=None), WITH_CARD, BESIDE),
+        plan_memory(replace(solar, attended_heads=(16, 264)), WITH_CARD, BESIDE),
+    ]
+    for other in others:
+        assert other.kv_spill_bytes and other.attends_in_ram is None and not other.has_handover
+        assert not any("to which the processor attends" in note for note in other.notes)
+        assert other.host_used_bytes - other.layer_bytes("host") == (
+            plan.host_used_bytes - plan.layer_bytes("host") - HANDOVER_BYTES
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [
+        ("solar-10.7b", (32, 128)),
+        ("falcon-7b", (71, 64)),
+        ("bloom-7b1", None),
+        ("mpt-7b", None),
+        ("cpm-ant", None),
+        ("deepseek-v2-lite", None),
+    ],
+)
+def test_models_to_whose_keys_the_processor_can_attend(name: str, heads: tuple[int, int] | None) -> None:
+    shape = find_shape(name)
+    family, spec = read_spec(shape)
+    size = footprint(spec, planned_tensors(family.model_tensors(spec), shape, "int8", None))
+    assert size.attended_heads == heads
+
+
 def test_no_more_blocks_in_ram_than_all_sequences_take(solar: ModelFootprint) -> None:
     one = replace(BESIDE, max_num_seqs=1, num_kv_tokens=4096)
     plan = plan_memory(solar, WITH_CARD, one)
@@ -157,3 +198,47 @@ def test_a_step_copies_what_lies_in_ram(shared: ShareMode, solar: ModelFootprint
     assert long.terms["host memory"] - short.terms["host memory"] == pytest.approx(GIB / 20e9)
     assert "disk" not in long.terms and "spill disk" not in long.terms
     assert long.seconds - short.seconds >= 0.9 * GIB / 12e9
+
+
+@pytest.mark.parametrize("shared", ["off", "auto"])
+def test_a_step_whose_keys_the_processor_shares(shared: ShareMode, solar: ModelFootprint) -> None:
+    """Processor and link end together, and a layer's attention ends before its next product begins; in steps
+    of many tokens, the link brings all."""
+    card = replace(CARD, total_bytes=12 * GIB, free_bytes=9 * GIB, crossing_s=20e-6)
+    config = replace(BESIDE, share_products=shared, kv_spill_bytes=4 * GIB, num_kv_tokens=4096)
+    machine = replace(WITH_CARD, device=card, disk=None)
+    plan = plan_memory(solar, machine, config)
+    keys = SpilledKeys.of_one(20000, CONTEXT, TOKEN_BYTES, plan.attends_in_ram)
+    moved, attended = keys.parts(1)
+    assert moved + attended == 20000 * TOKEN_BYTES
+    assert attended == round(0.4 * (20000 // 256)) * 256 * TOKEN_BYTES
+
+    def predict(num_tokens: int, *parts: int) -> StepPrediction:
+        return predict_step(plan, solar, machine, config, num_tokens, 1, 0, None, *parts)
+
+    without, alone, together = predict(1), predict(1, moved + attended), predict(1, moved, attended)
+    for name, num_bytes, gbps in (
+        ("host to device", moved, 12),
+        ("processor", attended, 20),
+        ("host memory", moved + attended, 20),
+    ):
+        more_s = together.terms[name] - without.terms.get(name, 0.0)
+        assert more_s == pytest.approx(num_bytes / gbps / 1e9), name
+    attended_s = (moved + attended) / 20e9 + 48 * 20e-6
+    if shared == "auto":
+        assert together.seconds - without.seconds == pytest.approx(attended_s, rel=1e-3)
+    assert without.seconds < together.seconds < alone.seconds
+    assert keys.parts(512) == (moved + attended, 0)
+
+
+def test_a_step_that_waits_for_the_processors_attention(solar: ModelFootprint) -> None:
+    """All layers are on the card: their products come before and behind each attention."""
+    card = replace(CARD, total_bytes=24 * GIB, free_bytes=22 * GIB, crossing_s=20e-6)
+    config = replace(BESIDE, num_kv_tokens=4096)
+    machine = replace(WITH_CARD, device=card)
+    plan = plan_memory(solar, machine, config)
+    without, long = (
+        predict_step(plan, solar, machine, config, 1, 1, 0, None, *parts) for parts in ((0, 0), (GIB, GIB))
+    )
+    assert not plan.streamed_bytes and "experts" not in long.terms
+    assert long.seconds - without.seconds == pytest.approx(2 * GIB / 20e9 + 48 * 20e-6)

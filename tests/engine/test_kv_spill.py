@@ -98,11 +98,11 @@ def test_what_a_step_moves_is_known_before(
     build(name, tmp_path / "model")
     (first,) = prompts(name, 70)
     with load(tmp_path / "model", spilled(tmp_path, 32, speculation="off")) as engine:
-        stats, asked = engine.metrics.kv_spill, list[tuple[int, int]]()
+        stats, asked = engine.metrics.kv_spill, list[tuple[int, ...]]()
         assert stats is not None
 
         def predict(num_tokens: int, *rest: Any) -> StepPrediction:
-            asked.append((num_tokens, rest[-1]))
+            asked.append((num_tokens, *rest[-2:]))
             return StepPrediction(num_tokens, 1, {"disk": 1.0}, 1.0)
 
         for number, prompt in enumerate((first, [*first[:40], 9])):
@@ -117,14 +117,14 @@ def test_what_a_step_moves_is_known_before(
         while len(running := engine.scheduler.admission.running) == 2:
             pasts = [(list(each.block_table), each.num_computed_tokens) for each in running]
             has_room = all(len(table) * 32 > num_past for table, num_past in pasts)
-            expected, before = engine.executor.caches.expected_bytes(pasts), stats.num_moved_bytes
+            expected, before = engine.executor.caches.expected(pasts).num_bytes, stats.num_moved_bytes
             engine.step()
             if has_room:  # the next block is not known before the step is decided
                 assert stats.num_moved_bytes - before == expected > 0
                 num_steps += 1
             engine.meter.predict_s(1)
             engine.meter.known_s(num_past := pasts[0][1])  # another number in each step: it is kept
-            assert asked[-2:] == [(1, expected), (num_past, expected)]
+            assert asked[-2:] == [(1, expected, 0), (num_past, expected, 0)]
         assert num_steps > 5
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from penstock.generation.caches.layer_caches import KVSweep, layer_caches
-from penstock.generation.caches.ram_attention import AttendsInRam
 from penstock.generation.model_inputs import EncodedInputs, ModelInputs
 from penstock.kernels import BatchLayout
 from penstock.memory.inlet.plain_inlet import PlainInlet
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
+from penstock.memory.kv_spill.splits_in_ram import AttendsInRam
 from penstock.memory.lane import Inlet
 from penstock.model.family import Family
 from penstock.weights.layer_weights import LayerWeights
@@ -61,18 +61,18 @@ class Executor:
         """`embedding` is on the host. Everything else is on the device to which the streamer brings the
         layers. `head` is complete (with_head()). `max_rows`: logits of at most so many tokens are in memory
         at a time. `places`: the places in the model of the layers that the streamer brings; (): it brings all
-        layers, in their order. `inlet`: None copies tensor by tensor. `attends_in_ram`: who attends to keys
-        and values in RAM beside a card, if anybody does."""
+        layers, in their order. `inlet`: None copies tensor by tensor. `attends_in_ram`: how the processor
+        attends to keys and values in RAM beside a card, if it does."""
         family.share(embedding)
         self._family = family
         self._embedding = embedding
         self._head = head
         self._streamer = streamer
         self._kv_cache = kv_cache
-        self.caches = layer_caches(kv_cache, family.spec, attends_in_ram)
+        self._inlet = inlet or PlainInlet(streamer.torch_device)
+        self.caches = layer_caches(kv_cache, family.spec, self._inlet, attends_in_ram)
         self._max_rows = max_rows
         self._places = places
-        self._inlet = inlet or PlainInlet(streamer.torch_device)
 
     @property
     def family(self) -> Family:

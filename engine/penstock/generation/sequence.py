@@ -70,17 +70,21 @@ class Sequence:
         #: Knows the tokens of the answer so far; a preemption changes nothing.
         self.matcher = matcher
 
-        # The scheduler changes these.
+        #: None where nobody wants the prompt's log-probabilities.
+        if first_scored is None and self.params.prompt_logprobs is not None:
+            first_scored = 1
+        self.prompt_scores = PromptScores.of(first_scored, self.num_prompt_tokens)
+        self._begin_waiting()
+        self._begin_without_blocks()
+
+    def _begin_waiting(self) -> None:
+        """The scheduler changes these."""
         #: Tokens whose K and V are in the cache: advance(), skip_to(), restart().
         self.num_computed_tokens = 0
         #: RopeSpec.frequency_length() of its computed tokens and those of the next step: follow_length().
         self.rope_length = 0
         #: Tokens of the prompt whose K and V others had computed: skip_to(), skip_encoder().
         self.num_cached_tokens = 0
-        #: None where nobody wants the prompt's log-probabilities.
-        if first_scored is None and self.params.prompt_logprobs is not None:
-            first_scored = 1
-        self.prompt_scores = PromptScores.of(first_scored, self.num_prompt_tokens)
         #: A step computes its tokens just now, so that its next step has to wait for this one.
         self.is_in_step = False
         #: The sequence has been in a step, or was about to be.
@@ -92,7 +96,8 @@ class Sequence:
         #: Sequences that run and wait together with this one; None where it is alone.
         self.group: SequenceGroup | None = None
 
-        # The block manager changes these.
+    def _begin_without_blocks(self) -> None:
+        """The block manager changes these."""
         self.block_table: list[int] = []
         #: Tokens that were computed when others got its blocks, last time (PrefixCache.keep_tail()).
         self.num_left_tokens = 0

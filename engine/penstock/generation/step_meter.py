@@ -11,6 +11,7 @@ from penstock.generation.drafting.usual_times import UsualTimes
 from penstock.generation.requests.request import RequestOutput
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.scheduler import Scheduler
+from penstock.memory.kv_spill.splits_in_ram import SpilledKeys
 from penstock.memory.planning.cost import UNKNOWN, MeasuredSteps, Predict
 from penstock.memory.planning.expert_demand import ExpertDemand
 from penstock.memory.planning.plan import MemoryPlan
@@ -26,6 +27,7 @@ class StepMark(NamedTuple):
     stall_s: float
     expert_counts: tuple[int, ...]
     spilled_bytes: int
+    attended_bytes: int
 
 
 class StepMeter:
@@ -58,27 +60,27 @@ class StepMeter:
         self._streamer = streamer
         self._max_num_seqs = max_num_seqs
         self._known_s: dict[int, float] = {}
-        self._expected_bytes = 0
+        self._expected = SpilledKeys()
         self._spill = kv_spill or KVSpillStats()
-        self._mark = StepMark(0.0, 0, 0.0, (0, 0, 0, 0), 0)
+        self._mark = StepMark(0.0, 0, 0.0, (0, 0, 0, 0), 0, 0)
 
-    def expect_spilled(self, num_bytes: int) -> None:
-        """The next step moves so many bytes of keys and values that are on disk (--kv-spill)."""
-        if num_bytes != self._expected_bytes:
+    def expect_spilled(self, spilled: SpilledKeys) -> None:
+        """What the next step's sequences have elsewhere of keys and values."""
+        if spilled != self._expected:
             self._known_s.clear()
-        self._expected_bytes = num_bytes
+        self._expected = spilled
 
     def predict_s(self, num_tokens: int) -> float:
         """Seconds of a step, by the rates of the hardware or, where those are unknown, by earlier steps."""
         num_sampled = min(num_tokens, self._max_num_seqs)
-        expected = self.predict(num_tokens, num_sampled, 0, None, self._expected_bytes)
+        expected = self.predict(num_tokens, num_sampled, 0, None, *self._expected.parts(num_tokens))
         return self.measured.predict_s(num_tokens) if expected is UNKNOWN else expected.seconds
 
     def known_s(self, num_tokens: int) -> float:
         """Seconds of a step by the rates of the hardware, all of whose logits are wanted; 0 where the rates
         are unknown."""
         if num_tokens not in self._known_s:
-            found = self.predict(num_tokens, num_tokens, 0, None, self._expected_bytes)
+            found = self.predict(num_tokens, num_tokens, 0, None, *self._expected.parts(num_tokens))
             self._known_s[num_tokens] = found.seconds
         return self._known_s[num_tokens]
 
@@ -91,9 +93,14 @@ class StepMeter:
 
     def begin(self) -> StepMark:
         """A step begins."""
-        tiers, spilled_bytes = self._streamer.tiers, self._spill.num_moved_bytes
+        tiers, spill = self._streamer.tiers, self._spill
         self._mark = StepMark(
-            time.perf_counter(), tiers.streamed_bytes, self._waited_s(), tiers.expert_counts, spilled_bytes
+            time.perf_counter(),
+            tiers.streamed_bytes,
+            self._waited_s(),
+            tiers.expert_counts,
+            spill.num_moved_bytes,
+            spill.attended_bytes,
         )
         return self._mark
 
@@ -105,10 +112,11 @@ class StepMeter:
         mark = mark or self._mark
         num_tokens, num_encoded = batch.num_tokens, batch.num_encoded
         spilled = self._spill.num_moved_bytes - mark.spilled_bytes
-        expected = self.predict(num_tokens, batch.num_rows, num_encoded, None, spilled)
+        attended = self._spill.attended_bytes - mark.attended_bytes
+        expected = self.predict(num_tokens, batch.num_rows, num_encoded, None, spilled, attended)
         demand = self._demand(mark)
         floor = (
-            self.predict(num_tokens, batch.num_rows, num_encoded, demand, spilled)
+            self.predict(num_tokens, batch.num_rows, num_encoded, demand, spilled, attended)
             if demand.num_asked
             else expected
         )

@@ -262,7 +262,7 @@ class BatchLayout:
     copied_rows: Tensor | None = None
     copied_slots: Tensor | None = None
     #: Splits of keys that are not in the card's memory, and whose blocks are below 0 in block_tables. None
-    #: where there are none; only kernels that leave them to the processor (room_in_ram()) get others.
+    #: where there are none; only kernels that leave them to the processor (attending_in_ram()) get others.
     in_ram: RamKV | None = None
 
     def to(self, device: torch.device) -> BatchLayout:
@@ -371,6 +371,11 @@ class AttentionSpec:
     sinks: Tensor | None = None
     #: Where the cached row of a token is key and value: the first so many numbers are the value.
     latent_dim: int = 0
+
+    @property
+    def has_biases(self) -> bool:
+        """Whether scores have terms of distances (ModelSpec.biases_scores)."""
+        return self.alibi_slopes is not None or self.distance_bias is not None
 
     def first_seen(self, position: int) -> int:
         """The first key that a token at `position` sees."""

@@ -11,22 +11,18 @@ from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
 from penstock.errors import CapacityError, ConfigError
-from penstock.generation.caches.ram_attention import AttendsInRam
 from penstock.generation.executor import Executor
 from penstock.kernels import Kernels, attending_in_ram
-from penstock.kernels.protocol import unwrapped
 from penstock.loader.parts import LoadedModel, Model, PlannedModel, SharedEnds
 from penstock.loader.planning import room_for, uses_of
 from penstock.memory.direct_io import DEFAULT_DEPTH, DirectReader
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_spill.planned_cache import planned_cache
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
-from penstock.memory.kv_spill.splits_in_ram import ram_share
 from penstock.memory.lane import Lane
 from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.experts.expert_lanes import expert_rates
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
-from penstock.model.family import Family
 from penstock.model.registry import OpenModel
 from penstock.model.through_transformers.family import ThroughTransformers
 from penstock.spec import KVLayout, ModelFootprint, ModelSpec, UnitKey
@@ -63,7 +59,7 @@ def begin_reading(
         undo.callback(reader.close)
         share_of = streamed_share(plan, size, hardware, resolved)
         rates = expert_rates(size.experts, hardware, resolved.rows_per_token)
-        kernels = _kernels_beside_ram(kernels, plan, resolved, lane)
+        kernels, plan = _beside_ram(kernels, plan, resolved, lane)
         sharing = Sharing.of(plan, opened.store.tensors, reader, kernels, lane, resolved, share_of, rates)
         undo.callback(sharing.reader.close)
         executor, streamer = _begin_reading(
@@ -107,23 +103,20 @@ def _is_invariant(opened: OpenModel, executor: Executor, kv_layout: KVLayout) ->
     return not isinstance(family, ThroughTransformers) or family.is_invariant(opened.store.tensors, kv_layout)
 
 
-def _kernels_beside_ram(kernels: Kernels, plan: MemoryPlan, config: ResolvedConfig, lane: Lane) -> Kernels:
-    """Where keys and values lie in RAM beside a card, its kernels leave a part of them to the processor."""
-    if not plan.has_gpu or not plan.kv_spill_bytes:
-        return kernels
-    return attending_in_ram(kernels, host_kernels(config), lane.handover)
-
-
-def _attends_in_ram(family: Family, kernels: Kernels, hardware: HardwareProfile) -> AttendsInRam | None:
-    """Who attends to keys and values in RAM, and to which share. None where the card does so alone: its
-    kernels may be others, or scores have terms that the processor's kernel does not know."""
-    room, device = getattr(unwrapped(kernels), "room_in_ram", None), hardware.device
-    knows_all = family.spec.implementation != "transformers" and not any(
-        spec.alibi_slopes is not None or spec.distance_bias is not None for spec in family.attentions
-    )
-    if room is None or device is None or not knows_all:
-        return None
-    return AttendsInRam(room, ram_share(hardware.memory_read_gbps, device.host_to_device_gbps))
+def _beside_ram(
+    kernels: Kernels, plan: MemoryPlan, config: ResolvedConfig, lane: Lane
+) -> tuple[Kernels, MemoryPlan]:
+    """A card's kernels that leave keys and values in RAM to the processor as it is planned, or the plan
+    without that."""
+    if plan.attends_in_ram is None:
+        return kernels, plan
+    beside = attending_in_ram(kernels, host_kernels(config), lane.handover)
+    if beside is kernels:
+        logger.warning(
+            "the card attends alone to keys and values in RAM: the processor's kernels are not compiled here"
+        )
+        plan = replace(plan, attends_in_ram=None)
+    return beside, plan
 
 
 def _tell_who_computes(spec: ModelSpec, is_invariant: bool) -> None:
@@ -172,6 +165,7 @@ def _begin_reading(
     undo.callback(streamer.close)
     with room_for("the tables of its positions", lane):
         family = opened.family(spec, sharing.kernels, config.max_model_len, lane.torch_device)
+    assert spec.biases_scores or not any(each.has_biases for each in family.attentions)
     depth = hardware.disk.depth if hardware.disk else DEFAULT_DEPTH
     kv_cache = planned_cache(spec, plan, config.spill_folder, kv_layout, lane, depth)
     if isinstance(kv_cache, SpilledKVCache):
@@ -192,7 +186,7 @@ def _begin_reading(
         config.max_num_seqs,
         tensors.places,
         lane.inlet(getattr(sharing.kernels, "fetch", None)),
-        _attends_in_ram(family, sharing.kernels, hardware),
+        plan.attends_in_ram,
     )
     return executor, streamer
 

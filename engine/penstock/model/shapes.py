@@ -68,6 +68,7 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout | None
         matrices=_matrices(spec, tensors),
         kv_part_bytes=_part_bytes(spec, kv_layout),
         no_spill=_no_spill(spec),
+        attended_heads=_attended_heads(spec),
     )
 
 
@@ -114,6 +115,12 @@ def _no_spill(spec: ModelSpec) -> str:
     if spec.kv_shapes or spec.layers_without_kv:
         return "its layers differ in their keys and values"
     return ""
+
+
+def _attended_heads(spec: ModelSpec) -> tuple[int, int] | None:
+    """ModelFootprint.attended_heads: the processor's kernel knows neither latents nor biases."""
+    is_known = spec.implementation == "penstock" and not spec.latent_dim and not spec.biases_scores
+    return (spec.num_heads, spec.head_dim) if is_known else None
 
 
 def _experts(tensors: ModelTensors, num_per_token: int) -> ExpertFootprint:

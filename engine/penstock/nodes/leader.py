@@ -236,10 +236,11 @@ class Leader:
             num_encoded: int = 0,
             demand: ExpertDemand | None = None,
             spilled_bytes: int = 0,
+            attended_bytes: int = 0,
             is_alone: bool = False,
             /,
         ) -> StepPrediction:
-            found = own(num_tokens, num_sampled, num_encoded, demand, spilled_bytes, is_alone)
+            found = own(num_tokens, num_sampled, num_encoded, demand, spilled_bytes, attended_bytes, is_alone)
             if found is UNKNOWN:
                 return found
             others = [member.planned.step_s(num_tokens) for member in self.members if member.planned]

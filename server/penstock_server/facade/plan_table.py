@@ -32,7 +32,7 @@ def plan_table(plan: PlanBody) -> list[str]:
         *([("adapters", "host", plan.adapter_bytes, "")] if plan.adapter_bytes else []),
         ("activations", compute, plan.workspace_bytes, _workspace_text(plan)),
     ]
-    if plan.kept_share is not None or plan.shares_experts or (plan.has_gpu and plan.kv_spill_bytes):
+    if plan.kept_share is not None or plan.shares_experts or plan.attended_share:
         rows.append(("handover", "host", HANDOVER_BYTES, "from the card to the processor and back"))
     if plan.has_gpu:
         rows.append(("inputs", "host", INLET_BYTES, "of a step, on their way to the card"))

@@ -82,6 +82,8 @@ class PlanBody(Told):
     num_spilled_tokens: int
     #: Memory of the host for these; 0: they lie on disk, or there are none.
     kv_spill_bytes: int
+    #: The share of these to which the processor attends where they lie, in steps with few tokens.
+    attended_share: float
     #: Memory of the host for keys and values that have left a GPU's (--kv-host-memory).
     kv_host_bytes: int
 
@@ -302,13 +304,15 @@ class KVEventsBody(Told):
 
 class KVSpillBody(Told):
     """Keys and values of sequences that are longer than the KV cache (--kv-spill, or --kv-spill-memory on a
-    GPU): blocks that lie on disk, or on the host, and their bytes, what went there and came from there since
-    the start, and the seconds in which layers waited; a GPU's are among the stalls of the step."""
+    GPU): blocks that lie on disk, or on the host, and their bytes; what went there and came from there since
+    the start, and what the processor attended to there beside a GPU; and the seconds in which layers waited,
+    which are among a GPU's stalls."""
 
     num_blocks: int
     num_bytes: int
     read_bytes: int
     written_bytes: int
+    attended_bytes: int
     wait_s: float
 
 

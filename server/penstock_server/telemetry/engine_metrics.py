@@ -312,6 +312,11 @@ class _EngineSeries:
                 "Keys and values that steps wrote to disk, or copied back",
                 spill.written_bytes,
             ),
+            (
+                "attended_bytes",
+                "Keys and values on the host to which the processor attended beside a GPU",
+                spill.attended_bytes,
+            ),
             ("wait_seconds", "Seconds in which layers waited for keys and values", spill.wait_s),
         ):
             labels = self._labels("penstock:")

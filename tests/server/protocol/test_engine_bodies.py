@@ -66,6 +66,7 @@ PLAN = [
     "shares_experts",
     "num_spilled_tokens",
     "kv_spill_bytes",
+    "attended_share",
     "kv_host_bytes",
 ]
 STEP = [

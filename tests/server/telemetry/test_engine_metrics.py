@@ -107,10 +107,11 @@ def test_preemptions_by_kind(metrics: RequestMetrics, engine: FakeAsyncEngine) -
 
 def test_keys_and_values_beyond_the_memory(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:
     assert "penstock:kv_spill_bytes" not in samples(metrics)
-    engine.model.metrics.kv_spill = KVSpillStats(3, 300, 1000, 50, 0.25)
+    engine.model.metrics.kv_spill = KVSpillStats(3, 300, 1000, 50, 70, 0.25)
     found = samples(metrics)
-    names = ("bytes", "read_bytes_total", "written_bytes_total", "wait_seconds_total")
-    assert [found[f"penstock:kv_spill_{name}"] for name in names] == [300, 1000, 50, 0.25]
+    names = ("bytes", *(f"{name}_total" for name in ("read_bytes", "written_bytes", "attended_bytes")))
+    assert [found[f"penstock:kv_spill_{name}"] for name in names] == [300, 1000, 50, 70]
+    assert found["penstock:kv_spill_wait_seconds_total"] == 0.25
 
 
 def test_what_was_reached_of_what_can_be(metrics: RequestMetrics, engine: FakeAsyncEngine) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -16,12 +16,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from penstock.generation.caches.ram_attention import Attended, AttendsInRam, ChosenSplits, RamAttention
+from penstock.generation.caches.ram_attention import Attended, ChosenSplits, Past, RamAttention
 from penstock.generation.model_inputs import ModelInputs
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.kv_spill.runs import runs
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache, Turns
+from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, SpilledKeys
+from penstock.memory.lane import Inlet
 from penstock.spec import ModelSpec
 
 #: Bytes that are read in vain, rather than with a read of their own before and after them.
@@ -29,8 +31,6 @@ GAP_BYTES = 128 << 10
 
 #: Pairs of blocks (source, destination).
 Copies = Sequence[tuple[int, int]]
-#: The blocks of a sequence, and how many of its tokens are computed.
-Past = tuple[Sequence[int], int]
 
 
 class KVSweep(Protocol):
@@ -51,16 +51,17 @@ class LayerCaches(Protocol):
     def sweep(self, inputs: ModelInputs) -> AbstractContextManager[KVSweep]:
         """A sweep of a step. Its copies of blocks are made before a layer writes."""
 
-    def expected_bytes(self, pasts: Iterable[Past]) -> int:
-        """Bytes of spilled blocks that a step of sequences with these pasts reads and writes, as far as can
-        be known before the step: none, if all blocks are in memory."""
+    def expected(self, pasts: Iterable[Past]) -> SpilledKeys:
+        """What a step of sequences with these pasts has of spilled blocks, as far as can be known before the
+        step."""
 
 
 def layer_caches(
-    cache: KVCache | SpilledKVCache, spec: ModelSpec, beside: AttendsInRam | None = None
+    cache: KVCache | SpilledKVCache, spec: ModelSpec, inlet: Inlet, beside: AttendsInRam | None = None
 ) -> LayerCaches:
-    """Of either kind of cache. `beside`: who attends to blocks in RAM, if anybody does."""
-    return ResidentCaches(cache) if isinstance(cache, KVCache) else SpilledCaches(cache, spec, beside)
+    """Of either kind of cache. `inlet`: brings tables to where layers are computed. `beside`: how the
+    processor attends to blocks in RAM, if it does."""
+    return ResidentCaches(cache) if isinstance(cache, KVCache) else SpilledCaches(cache, spec, inlet, beside)
 
 
 class ResidentCaches:
@@ -85,16 +86,18 @@ class ResidentCaches:
     def layers(self, indices: Sequence[int]) -> list[LayerKV] | None:
         return [self._layers[index] for index in indices]
 
-    def expected_bytes(self, pasts: Iterable[Past]) -> int:
-        return 0
+    def expected(self, pasts: Iterable[Past]) -> SpilledKeys:
+        return SpilledKeys()
 
 
 class SpilledCaches:
     """Some blocks are in a file, or beside a card in the host's memory."""
 
-    def __init__(self, cache: SpilledKVCache, spec: ModelSpec, beside: AttendsInRam | None = None) -> None:
-        self._cache = cache
-        self._beside = None if beside is None else RamAttention.of(cache, spec, beside)
+    def __init__(
+        self, cache: SpilledKVCache, spec: ModelSpec, inlet: Inlet, beside: AttendsInRam | None = None
+    ) -> None:
+        self._cache, self._inlet = cache, inlet
+        self._beside = None if beside is None else RamAttention(cache, spec, beside)
         self._kv = LayerKV(cache.layout, cache.parts)
         #: What a layer sees of the past.
         self._views = [
@@ -110,6 +113,10 @@ class SpilledCaches:
             attended = self._beside.choose(layout, set(self._views), written)
         plan = _SpillPlan.of(layout, copies, cache, self._views, written, attended)
         rows = _Rows.of(layout, cache)
+        # All tables come at once, and don't wait behind a layer's weights.
+        tables = [table for chosen in attended.values() for table in chosen.tables]
+        there = iter(self._inlet.bring([*rows.tensors(), *tables]))
+        rows, attended = rows.with_tensors(there), attended.with_tables(there)
         sweep = _SpilledSweep(cache, self._kv, rows, copies, None, self._views, attended, self._beside)
         if not plan.writes and not any(plan.reads):
             yield sweep
@@ -118,7 +125,7 @@ class SpilledCaches:
             yield sweep._replace(turns=turns)
             turns.finish()
 
-    def expected_bytes(self, pasts: Iterable[Past]) -> int:
+    def expected(self, pasts: Iterable[Past]) -> SpilledKeys:
         """Each block counts once for a layer, whoever has it. Every sequence writes into the block of its
         next token."""
         first, size, pasts = self._cache.num_resident, self._cache.block_size, list(pasts)
@@ -132,7 +139,10 @@ class SpilledCaches:
             num_read += num_layers * sum(block >= first for block in seen)
         next_blocks = {block for table, num_past in pasts for block in table[num_past // size :][:1]}
         num_written = len(self._views) * sum(block >= first for block in next_blocks)
-        return (num_read + num_written) * self._cache.layer_block_bytes
+        num_bytes = (num_read + num_written) * self._cache.layer_block_bytes
+        if self._beside is None:
+            return SpilledKeys(num_bytes)
+        return self._beside.expected(num_bytes, pasts, Counter(self._views))
 
 
 class _SpilledSweep(NamedTuple):
@@ -220,7 +230,8 @@ def _past_blocks(
 
 
 class _Rows(NamedTuple):
-    """Which entries of a layout are of spilled blocks, 1 or 0."""
+    """Which entries of a layout are of spilled blocks, 1 or 0: on the host, or where the layers are
+    computed."""
 
     of_tables: Tensor
     of_slots: Tensor
@@ -228,14 +239,20 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of(cls, layout: BatchLayout, cache: SpilledKVCache) -> _Rows:
-        """`layout` is on the host, and these are where the layers are computed."""
-        first, size, device = cache.num_resident, cache.block_size, cache.parts[0].device
-        copied = layout.copied_slots
+        """`layout` is on the host."""
+        first, size, copied = cache.num_resident, cache.block_size, layout.copied_slots
         return cls(
-            (layout.block_tables >= first).to(torch.int32).to(device),
-            (layout.slot_mapping >= first * size).long().to(device),
-            None if copied is None else (copied >= first * size).long().to(device),
+            (layout.block_tables >= first).to(torch.int32),
+            (layout.slot_mapping >= first * size).long(),
+            None if copied is None else (copied >= first * size).long(),
         )
+
+    def tensors(self) -> list[Tensor]:
+        return [each for each in self if each is not None]
+
+    def with_tensors(self, others: Iterator[Tensor]) -> _Rows:
+        """The same with others in place of tensors(), in their order."""
+        return _Rows(next(others), next(others), None if self.of_copied is None else next(others))
 
     def in_layer(self, index: int, layout: BatchLayout, cache: SpilledKVCache) -> BatchLayout:
         """The layout with rows of the cache's tensors in place of blocks."""

@@ -1,7 +1,8 @@
 /* Quantizing activations to integers, one scale for each token. Part of linear/linear.h. */
 #pragma once
 
-/* Whether the rows hi and lo of a token lie in turns of eight inputs, for instructions that multiply two rows at once. */
+/* Whether the rows hi and lo of a token lie in turns of eight inputs, for instructions that multiply two rows at
+ * once. */
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 #define HAS_PAIRS 1
 #else
@@ -27,9 +28,11 @@ typedef struct {
                     * inputs; a token then has one row */
     bool in_bytes; /* integers lie as bytes of even and odd inputs (linear/codes_bytes.h) */
     bool is_split; /* integers have 16 bits */
-    int64_t halved, halved_by; /* of the first inputs, which are a multiple of `halved_by` (0: there are none), the even ones
-                                * lie before the odd ones in each `halved_by` */
-    bool in_tiles; /* four inputs of 16 rows side by side: the rows hi of eight tokens, then the rows lo; else 16 tokens */
+    /* of the first inputs, which are a multiple of `halved_by` (0: there are none), the even ones lie before the odd
+     * ones in each `halved_by` */
+    int64_t halved, halved_by;
+    /* four inputs of 16 rows side by side: the rows hi of eight tokens, then the rows lo; else 16 tokens */
+    bool in_tiles;
     int32_t offset; /* what the kernels add to each weight, so that it is unsigned */
     int flip; /* 0x80: bytes have 128 added, so that they are unsigned; else 0 */
     float limit;
@@ -65,8 +68,8 @@ INLINE void quantize_group(const float *restrict x, int64_t size, float divisor,
 }
 
 /* The same as words, in blocks. `k` is the first input, which begins 32 inputs of a block. */
-INLINE void quantize_words(const float *restrict x, int64_t k, int64_t size, float divisor, int64_t block, int16_t *rows,
-                           int32_t offset, int32_t *group_sum) {
+INLINE void quantize_words(const float *restrict x, int64_t k, int64_t size, float divisor, int64_t block,
+                           int16_t *rows, int32_t offset, int32_t *group_sum) {
     const float magic = 12582912.0f;
     const int32_t magic_bits = bits_of(magic);
     uint32_t sum = 0;
@@ -81,8 +84,8 @@ INLINE void quantize_words(const float *restrict x, int64_t k, int64_t size, flo
     *group_sum = (int32_t)(-(uint32_t)offset * sum);
 }
 
-/* The same as bytes, in blocks of 64 inputs: lo of even inputs, lo of odd ones, and hi of both if the integers have 16 bits.
- * `k` is the first input, which begins 32 inputs. */
+/* The same as bytes, in blocks of 64 inputs: lo of even inputs, lo of odd ones, and hi of both if the integers have 16
+ * bits. `k` is the first input, which begins 32 inputs. */
 INLINE void quantize_bytes(const float *restrict x, int64_t k, int64_t size, float divisor, int8_t *row, int32_t offset,
                            int32_t *group_sum, const bool is_split) {
     const float magic = 12582912.0f;
@@ -108,7 +111,8 @@ INLINE void part_halves(const integer *restrict from, integer *restrict to) {
 
 /* 128 inputs with the even ones first; beyond the first `size` ones they are zeros. The sums are added to. */
 INLINE void quantize_halves(const float *restrict x, int64_t size, float divisor, integer *restrict hi,
-                            integer *restrict lo, int32_t offset, int32_t *hi_sum, int32_t *lo_sum, const bool is_split) {
+                            integer *restrict lo, int32_t offset, int32_t *hi_sum, int32_t *lo_sum,
+                            const bool is_split) {
     float own[128];
     integer parts[2][128];
     int32_t sums[2] = {0};
@@ -138,7 +142,8 @@ INLINE void quantize_pairs(const float *restrict x, int64_t k, int64_t size, flo
 }
 
 /* The groups of a token, or all of its inputs, of which the `halved` ones come first. */
-INLINE void quantize_groups(const activations *a, const float *x, float divisor, integer *hi, integer *lo, int32_t *sums) {
+INLINE void quantize_groups(const activations *a, const float *x, float divisor, integer *hi, integer *lo,
+                            int32_t *sums) {
     const int64_t size = a->group_size, n = a->num_groups, from = a->halved;
     const bool is_split = a->rows_per_token == 2;
     for (int64_t g = 0, k = from; g < n; g++, k += size) {

@@ -63,7 +63,7 @@ INLINE vec power_of_2(vec x) {
 INLINE vec tanh_of(vec x) {
     const vec less = power_of_2(times_vec(abs_vec(x), splat(-2.0f * LOG2_E)));
     const vec y = (splat(1.0f) - less) / (splat(1.0f) + less);
-    return select_vec(x < splat(0.0f), -y, y);
+    return select_vec(x < splat(0.0f), -y, select_vec(x == x, y, x));
 }
 
 /* warp_sum() of a card: lanes 16 apart are added first. */
@@ -122,8 +122,10 @@ INLINE float weigh_tile(const attended *a, vec *scores, int64_t first_key, int64
     }
     float largest = part->largest;
     for (int lane = 0; lane < LANES; lane++) largest = met[lane] > largest ? met[lane] : largest;
-    for (int n = 0; n < TILE_VECS; n++)
-        scores[n] = select_vec(is_seen[n], power_of_2(scores[n] - splat(largest)), splat(0.0f));
+    for (int n = 0; n < TILE_VECS; n++) {
+        const vec below = scores[n] - splat(largest), weights = select_vec(below == below, power_of_2(below), below);
+        scores[n] = select_vec(is_seen[n], weights, splat(0.0f));
+    }
     const float keep = power_of_2(splat(part->largest - largest))[0];
     part->sum = times_vec(splat(part->sum), splat(keep))[0] + sum_tile(scores);
     part->largest = largest;
@@ -145,7 +147,8 @@ INLINE void mix_attended(const attended *a, const attended_head *const *from, co
 #pragma GCC unroll 2
         for (int n = 0; n < num; n++) {
             v[n] = load_cached(head->v, at + n * LANES, form);
-            if (form == FORM_INT8) v[n] *= splat(bfloat_to_float(((const uint16_t *)head->v_scales)[offset])); /* exact */
+            if (form == FORM_INT8)
+                v[n] *= splat(bfloat_to_float(((const uint16_t *)head->v_scales)[offset])); /* exact */
         }
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {

@@ -48,7 +48,8 @@ INLINE void write_int8(const float *x, int8_t *codes, int64_t stride, uint16_t *
 }
 
 /* A token's head: integers as they lie with the other forms, and the scales behind all integers of the block's head. */
-INLINE void write_int8_head(const kv_write *c, int64_t block, int64_t offset, int64_t head, const float *k, const float *v) {
+INLINE void write_int8_head(const kv_write *c, int64_t block, int64_t offset, int64_t head, const float *k,
+                            const float *v) {
     const int64_t d = c->kv.head_dim, bs = c->kv.block_size;
     const int64_t base = (block * c->kv.num_kv_heads + head) * (d + scale_size(FORM_INT8)) * bs;
     int8_t *keys = (int8_t *)c->kv.k_cache + base, *values = (int8_t *)c->kv.v_cache + base;
@@ -73,7 +74,8 @@ INLINE void write_kv_head(const kv_write *c, int64_t token, int64_t head) {
             if (is_half) halves[i * bs] = float_to_half(k[i]);
             else floats[i * bs] = k[i];
     } else if (is_half) {
-        uint16_t *k_out = (uint16_t *)c->kv.k_cache + base + offset, *v_out = (uint16_t *)c->kv.v_cache + base + offset * d;
+        uint16_t *k_out = (uint16_t *)c->kv.k_cache + base + offset,
+                 *v_out = (uint16_t *)c->kv.v_cache + base + offset * d;
         write_halves(k, v, k_out, v_out, d, bs);
     } else {
         float *k_out = (float *)c->kv.k_cache + base + offset, *v_out = (float *)c->kv.v_cache + base + offset * d;
@@ -98,8 +100,8 @@ EXPORT int penstock_write_kv(const float *k, int64_t k_stride, const float *v, i
     const int64_t share = num_tokens / (2 * (atomic_load(&pool.num_wanted) + 1));
     const int64_t tokens_per_task = MAX(1, MIN(block_size, share));
     atomic_bool has_clamped = false;
-    kv_write c = {{k_cache, v_cache, (kv_form)form, num_kv_heads, head_dim, block_size, 0, 0, 0}, k, v, k_stride, v_stride,
-                  num_tokens, tokens_per_task, slot_mapping, &has_clamped};
+    kv_write c = {{k_cache, v_cache, (kv_form)form, num_kv_heads, head_dim, block_size, 0, 0, 0}, k, v, k_stride,
+                  v_stride, num_tokens, tokens_per_task, slot_mapping, &has_clamped};
     const int64_t num_tasks = (num_tokens + tokens_per_task - 1) / tokens_per_task;
     for_rows(num_tasks, 2 * num_kv_heads * head_dim * tokens_per_task, write_kv_task, &c);
     return has_clamped;
@@ -188,7 +190,8 @@ static void attention_task(void *context, int64_t task) {
     float *parts = weights + num_rows * CHUNK, *totals = parts + all_rows * width, *values = totals + all_rows * width;
     float *queries = values + CHUNK * padded(value_dim);
     query_tile t = {c, c->block_tables + seq * c->max_blocks, first_head, num_heads, group, num_rows, first + shift,
-                    first + num_tokens - 1 + shift, prefix, 0, 0, queries, scores, weights, parts, totals, values, largest, sums};
+                    first + num_tokens - 1 + shift, prefix, 0, 0, queries, scores, weights, parts, totals, values,
+                    largest, sums};
     const float factor = c->softcap > 0.0f ? c->scale : c->scale * LOG2_E;
     for (int64_t r = 0; r < all_rows; r++) {
         const int64_t head = r / num_rows, row = r % num_rows;
@@ -225,7 +228,8 @@ static void merge_tile(void *context, int64_t index) {
     for (int64_t token = first; token < end; token++)
         for (int64_t head = 0; head < c->num_heads; head++) {
             start(total, d);
-            for (int64_t split = first_seen(c, token + shift) / SPLIT; split * SPLIT < num_seen(token + shift, prefix); split++)
+            for (int64_t split = first_seen(c, token + shift) / SPLIT; split * SPLIT < num_seen(token + shift, prefix);
+                 split++)
                 merge(total, part_of(c, token, head, split), d);
             finish_row(c, token, head, total);
         }
@@ -246,9 +250,9 @@ static int64_t query_parts(int64_t num_heads) {
  * Every token of sequence s also sees the first prefix_lens[s] keys; with prefix_lens NULL, attention is causal.
  * window 0, chunk 0, softcap 0, alibi_slopes NULL, distance_bias NULL, across_bias NULL and sinks NULL mean none;
  * AttentionSpec and DistanceBias in operands.py say what these are. With a latent, v_cache is NULL, latent_dim the
- * number of a key's first dimensions that are its value, and y is [num_tokens, num_heads, latent_dim]. tiles is scratch of 2 * num_tokens. partials is scratch of
- * num_tokens * num_heads * part_width for each SPLIT keys of the longest context; with NULL, threads do not share
- * the splits of a sequence. */
+ * number of a key's first dimensions that are its value, and y is [num_tokens, num_heads, latent_dim]. tiles is scratch
+ * of 2 * num_tokens. partials is scratch of num_tokens * num_heads * part_width for each SPLIT keys of the longest
+ * context; with NULL, threads do not share the splits of a sequence. */
 EXPORT void penstock_paged_attention(const float *q, int64_t q_stride, float *y, int64_t y_stride, int64_t num_heads,
                                      void *k_cache, void *v_cache, int form, int64_t num_kv_heads, int64_t head_dim,
                                      int64_t block_size, const int32_t *block_tables, int64_t max_blocks,
@@ -259,7 +263,8 @@ EXPORT void penstock_paged_attention(const float *q, int64_t q_stride, float *y,
                                      const float *across_bias, const float *sinks, int64_t latent_dim,
                                      int32_t *tiles, float *partials) {
     const int64_t size = (head_dim + scale_size((kv_form)form)) * block_size;
-    kv_layout kv = {k_cache, v_cache, (kv_form)form, num_kv_heads, head_dim, block_size, head_dim, size, num_kv_heads * size};
+    kv_layout kv = {k_cache, v_cache, (kv_form)form, num_kv_heads, head_dim, block_size, head_dim, size,
+                    num_kv_heads * size};
     if (!v_cache) {
         num_kv_heads = query_parts(num_heads);
         kv.num_kv_heads = num_kv_heads, kv.value_dim = latent_dim, kv.head_size = 0;

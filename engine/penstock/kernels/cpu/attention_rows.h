@@ -56,9 +56,9 @@ INLINE void fetch_lines(const char *at, int64_t size) {
 /* Scores of `rows` rows of queries [head_dim, q_stride] against `num` registers of keys, and the largest scores, lane
  * by lane. The first dimensions of the keys lie at keys[n], the keys' scales at scales[n]. A row and a key have one
  * chain of multiply-adds, over the dimensions in order. */
-INLINE void score_rows(const kv_layout *kv, const char *const *keys, const char *const *scales, const char *const *ahead,
-                       const float *q, int64_t q_stride, float *scores, vec *largest, const kv_form form,
-                       const int rows, const int num) {
+INLINE void score_rows(const kv_layout *kv, const char *const *keys, const char *const *scales,
+                       const char *const *ahead, const float *q, int64_t q_stride, float *scores, vec *largest,
+                       const kv_form form, const int rows, const int num) {
     const int64_t d = kv->head_dim, size = item_size(form), step = kv->block_size * size, fetched = num * LANES * size;
     vec sum[SUMS];
 #pragma GCC unroll 16

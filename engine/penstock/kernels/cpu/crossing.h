@@ -1,14 +1,14 @@
 /* A thread that computes products, and attends to keys, which a card hands over. Part of cpu.c.
  *
  * What crosses at once are the parts of one call: a product, or those of several experts. Each part has a matrix and
- * rows of its own; all matrices have the same sizes, and the rows lie one below the other, inputs and results alike. Or it is
- * a step's queries, which attend to splits of keys (attended.h); "product" below stands for both.
+ * rows of its own; all matrices have the same sizes, and the rows lie one below the other, inputs and results alike. Or
+ * it is a step's queries, which attend to splits of keys (attended.h); "product" below stands for both.
  *
  * Card and thread see the same few numbers in pinned memory. Behind the copy of a product's inputs, the card's
  * stream writes the product's number to `asked`; the thread computes, and writes the number to `done`, for which
  * the stream waits before a kernel fetches the results. (A copy to the card would have to wait for the weights
- * that the card's copy engine is copying.) Between the two there is no function of the driver's, no event and no thread that
- * sleeps. */
+ * that the card's copy engine is copying.) Between the two there is no function of the driver's, no event and no thread
+ * that sleeps. */
 #pragma once
 #include <time.h>
 #include <unistd.h>

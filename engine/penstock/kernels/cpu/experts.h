@@ -49,9 +49,11 @@ static void *aligned_at(void *p) { return (void *)(((uintptr_t)p + ALIGNED - 1) 
 static void *plan_product(product *p, const expert_matrix *m, const float *bias, float *y, int64_t num_tokens,
                           int activation_bits, void *scratch) {
     int32_t offset = WEIGHT_OFFSET;
-    if (m->table) p->l = int4_linear(m->qweight, m->table, m->numbers, m->num_groups, m->in_features, m->out_features, &offset);
+    if (m->table)
+        p->l = int4_linear(m->qweight, m->table, m->numbers, m->num_groups, m->in_features, m->out_features, &offset);
     else if (m->lower)
-        p->l = planes_linear(m->qweight, m->lower, m->lower_bytes, m->numbers.scale, m->num_groups, m->in_features, m->out_features);
+        p->l = planes_linear(m->qweight, m->lower, m->lower_bytes, m->numbers.scale, m->num_groups, m->in_features,
+                             m->out_features);
     else
         p->l = (linear){.qweight = m->qweight, .scale = m->numbers.scale, .out_features = m->out_features,
                         .num_groups = m->num_groups, .kind = INT8, .row_bytes = m->in_features,
@@ -63,7 +65,8 @@ static void *plan_product(product *p, const expert_matrix *m, const float *bias,
 /* Whether two products take one token's activations in the same form. */
 static bool takes_same(const activations *a, const activations *b) {
     return a->num_tokens == 1 && b->num_tokens == 1 && a->order[0] == b->order[0] && a->in_features == b->in_features &&
-           a->group_size == b->group_size && a->words == b->words && a->in_bytes == b->in_bytes && a->halved == b->halved && a->offset == b->offset;
+           a->group_size == b->group_size && a->words == b->words && a->in_bytes == b->in_bytes &&
+           a->halved == b->halved && a->offset == b->offset;
 }
 
 /* Divides the work into tasks. */
@@ -88,7 +91,8 @@ static void quantize_inputs_of(void *context, int64_t index) {
     product *p = all->products + i;
     const int64_t own = index - p->first_quantized;
     if (all->gate) {
-        const int64_t at_once = p->a.in_tiles ? TILE / p->a.rows_per_token : 1, end = MIN((own + 1) * at_once, p->a.num_tokens);
+        const int64_t at_once = p->a.in_tiles ? TILE / p->a.rows_per_token : 1,
+                      end = MIN((own + 1) * at_once, p->a.num_tokens);
         for (int64_t t = own * at_once; t < end; t++) activation_row((void *)all->gate, p->first_row + t);
     }
     quantize_some(&p->a, own);
@@ -103,15 +107,16 @@ static void multiply_some(void *context, int64_t task) {
 
 static void compute_products(products *all, int64_t num_rows, int64_t num_threads) {
     plan_tasks(all);
-    for_rows(all->num_quantized, all->products[0].a.in_features * num_rows / MAX(1, all->num_quantized), quantize_inputs_of, all);
+    for_rows(all->num_quantized, all->products[0].a.in_features * num_rows / MAX(1, all->num_quantized),
+             quantize_inputs_of, all);
     parallel_on(num_threads, all->num_tasks, multiply_some, all);
 }
 
-/* Row r of an expert is row tokens[r] of x; the expert's result for it is row r of y. All experts have matrices of the same
- * sizes. expert_records.py says how large `scratch` is. */
+/* Row r of an expert is row tokens[r] of x; the expert's result for it is row r of y. All experts have matrices of the
+ * same sizes. expert_records.py says how large `scratch` is. */
 static void gated_experts(const float *x, int64_t x_stride, const int64_t *tokens, const expert *experts,
-                                   int64_t num_experts, int kind, float sharpness, float limit, int activation_bits, float *y,
-                                   void *scratch) {
+                                   int64_t num_experts, int kind, float sharpness, float limit, int activation_bits,
+                                   float *y, void *scratch) {
     const int64_t hidden = experts[0].weights->down->out_features, width = experts[0].weights->down->in_features;
     int64_t num_rows = 0;
     for (int64_t i = 0; i < num_experts; i++) num_rows += experts[i].end - experts[i].first;
@@ -145,21 +150,25 @@ static void gated_experts(const float *x, int64_t x_stride, const int64_t *token
     compute_products(&all, num_rows, threads);
 }
 
-/* Says of a read whether its bytes are there (1), will never be (-1), or are on their way and the caller is not patient (0). */
+/* Says of a read whether its bytes are there (1), will never be (-1), or are on their way and the caller is not patient
+ * (0). */
 typedef int (*wait_fn)(void *reads, int ticket, int is_patient);
 
-/* gated_experts() of the first `num_there` experts, and then of the others in their order, each as soon as the read with its
- * ticket (below 0: none) has ended. Returns how many experts were computed: all up to the first one whose read has failed. */
+/* gated_experts() of the first `num_there` experts, and then of the others in their order, each as soon as the read
+ * with its ticket (below 0: none) has ended. Returns how many experts were computed: all up to the first one whose read
+ * has failed. */
 EXPORT int64_t penstock_gated_experts(const float *x, int64_t x_stride, const int64_t *tokens, const expert *experts,
-                                      int64_t num_experts, int kind, float sharpness, float limit, int activation_bits, float *y,
-                                      void *scratch, int64_t num_there, const int32_t *tickets, wait_fn wait, void *reads) {
+                                      int64_t num_experts, int kind, float sharpness, float limit, int activation_bits,
+                                      float *y, void *scratch, int64_t num_there, const int32_t *tickets, wait_fn wait,
+                                      void *reads) {
     for (int64_t first = 0, end = num_there; first < num_experts; first = end) {
         for (; end < num_experts; end++) {
             const int ticket = tickets[end - num_there];
             if (ticket >= 0 && wait(reads, ticket, end == first) <= 0) break;
         }
         if (end == first) return first;
-        gated_experts(x, x_stride, tokens, experts + first, end - first, kind, sharpness, limit, activation_bits, y, scratch);
+        gated_experts(x, x_stride, tokens, experts + first, end - first, kind, sharpness, limit, activation_bits, y,
+                      scratch);
     }
     return num_experts;
 }
@@ -193,8 +202,8 @@ static void weighted_sum_row(void *context, int64_t token) {
     }
 }
 
-/* y[t] = onto[t] + the sum of parts[rows[t, r]] * scores[t, r] over r, of [num_tokens, num_chosen] rows. `scores` and `onto` may
- * be NULL. */
+/* y[t] = onto[t] + the sum of parts[rows[t, r]] * scores[t, r] over r, of [num_tokens, num_chosen] rows. `scores` and
+ * `onto` may be NULL. */
 EXPORT void penstock_weighted_sum(const float *parts, const int64_t *rows, const float *scores, const float *onto,
                                   int64_t num_tokens, int64_t num_chosen, int64_t width, float *y) {
     weighted_sum w = {parts, scores, onto, rows, y, num_chosen, width};

@@ -64,8 +64,8 @@ static void conv_strip(void *context, int64_t task) {
 }
 
 /* y [num_tokens, channels]; weight [width, channels], width at least 2; states [num_states, width - 1, channels]. */
-EXPORT void penstock_short_conv(const float *x, int64_t x_stride, int64_t channels, const float *weight, const float *bias,
-                                int64_t width, float *states, float *y, const int32_t *query_start,
+EXPORT void penstock_short_conv(const float *x, int64_t x_stride, int64_t channels, const float *weight,
+                                const float *bias, int64_t width, float *states, float *y, const int32_t *query_start,
                                 const int32_t *context_lens, const int32_t *slots, const int32_t *save_start,
                                 const int32_t *save_rows, const int32_t *save_slots, int64_t num_seqs) {
     const sequences s = {query_start, context_lens, slots, save_start, save_rows, save_slots, num_seqs};
@@ -130,7 +130,8 @@ INLINE float *state_at(const recurrence *r, int64_t slot, int64_t head, int64_t 
     return r->states + (slot * r->num_heads + head) * r->key_dim * r->value_dim + column;
 }
 
-static void copy_columns(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows, int64_t n) {
+static void copy_columns(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows,
+                         int64_t n) {
     for (int64_t i = 0; i < rows; i++) memcpy(to + i * to_stride, from + i * from_stride, n * sizeof(float));
 }
 

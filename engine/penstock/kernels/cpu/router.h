@@ -19,7 +19,8 @@ INLINE void router_dots(const router *r, int64_t token, int64_t expert, const in
     vec sums[ROUTER_TOKENS][ROUTER_EXPERTS] = {};
     for (int64_t i = 0; i < whole; i += LANES)
         for (int t = 0; t < num_tokens; t++)
-            for (int e = 0; e < num_experts; e++) sums[t][e] += load(x + t * r->x_stride + i) * load(weight + e * width + i);
+            for (int e = 0; e < num_experts; e++)
+                sums[t][e] += load(x + t * r->x_stride + i) * load(weight + e * width + i);
     for (int t = 0; t < num_tokens; t++)
         for (int e = 0; e < num_experts; e++) {
             const vec rest = load_some(x + t * r->x_stride + whole, width - whole);
@@ -83,7 +84,8 @@ static void sigmoid_row(void *context, int64_t row) {
 /* y [num_tokens, num_experts] = function(x weight^T + bias). A row of x has `in_features` columns; weight is
  * [num_experts, in_features]. */
 EXPORT void penstock_router_scores(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
-                                   const float *weight, const float *bias, int64_t num_experts, int function, float *y) {
+                                   const float *weight, const float *bias, int64_t num_experts, int function,
+                                   float *y) {
     router r = {x, weight, bias, y, x_stride, num_tokens, in_features, num_experts, function};
     const int64_t num_tiles = (num_experts + ROUTER_EXPERTS - 1) / ROUTER_EXPERTS;
     for_rows(num_tiles, num_tokens * ROUTER_EXPERTS * in_features, router_experts, &r);
@@ -118,12 +120,14 @@ static void find_best(const float *values, int64_t n, int64_t number, int64_t *p
     for (int64_t i = 0, count = 0; i < n; i++) {
         if (count == number && !comes_before(values[i], i, values[places[count - 1]], places[count - 1])) continue;
         int64_t at = count < number ? count++ : count - 1;
-        for (; at && comes_before(values[i], i, values[places[at - 1]], places[at - 1]); at--) places[at] = places[at - 1];
+        for (; at && comes_before(values[i], i, values[places[at - 1]], places[at - 1]); at--)
+            places[at] = places[at - 1];
         places[at] = i;
     }
 }
 
-/* A group is worth the sum of its best values, added best first. All values outside of the best groups become -infinity. */
+/* A group is worth the sum of its best values, added best first. All values outside of the best groups become
+ * -infinity. */
 static void keep_best_groups(const routing *how, float *ranked) {
     const int64_t size = how->num_experts / how->num_groups, num_counted = MIN(how->num_counted, size);
     float worth[how->num_groups];
@@ -165,11 +169,12 @@ static void route_row(void *context, int64_t row) {
     }
 }
 
-/* Kernels.route(): the experts of each token and their scores, each [num_tokens, num_chosen]. A row of x has `in_features`
- * columns; weight is [num_experts, in_features]. `bias` and `correction` may be NULL. `scratch` is [2, num_tokens, num_experts]. */
-EXPORT void penstock_route(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features, const float *weight,
-                           const float *bias, const float *correction, const routing *how, int64_t *experts, float *chosen,
-                           float *scratch) {
+/* Kernels.route(): the experts of each token and their scores, each [num_tokens, num_chosen]. A row of x has
+ * `in_features` columns; weight is [num_experts, in_features]. `bias` and `correction` may be NULL. `scratch` is [2,
+ * num_tokens, num_experts]. */
+EXPORT void penstock_route(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
+                           const float *weight, const float *bias, const float *correction, const routing *how,
+                           int64_t *experts, float *chosen, float *scratch) {
     const int64_t n = how->num_experts;
     const router scores = {x, weight, bias, scratch, x_stride, num_tokens, in_features, n, how->function};
     penstock_router_scores(x, x_stride, num_tokens, in_features, weight, bias, n, NO_FUNCTION, scratch);

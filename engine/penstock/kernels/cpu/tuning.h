@@ -5,10 +5,11 @@
 enum { MOST_FEW_ROWS = 64, MOST_PANEL_INPUTS = 2048, MOST_LANE_ROWS = 1024 };
 
 static struct {
-    /* How far ahead weights of one token are prefetched, in each stream; half as far for most 4-bit codes. Every build. */
+    /* How far ahead weights of one token are prefetched, in each stream; half as far for most 4-bit codes. Every
+     * build. */
     int64_t prefetch_bytes;
-    /* The same of 4-bit codes that vnni_factors.h multiplies: to the L2 cache. AVX512-VNNI. In codes_bytes.h, 0 means that
-     * nothing is prefetched; else the next channels are. */
+    /* The same of 4-bit codes that vnni_factors.h multiplies: to the L2 cache. AVX512-VNNI. In codes_bytes.h, 0 means
+     * that nothing is prefetched; else the next channels are. */
     int64_t prefetch_bytes_int4;
     /* Rows of integers up to which weights are always multiplied row by row, AVX512-VNNI; more of them, up to
      * MOST_FEW_ROWS, still are where they don't fill tiles. */

@@ -1,5 +1,5 @@
-/* Attention of new tokens over all cached tokens of their sequences, causal but for a prefix, in float32. kernels/reference.py has
- * the definition. The softmax over parts of the keys follows arXiv 1805.02867 and 2205.14135.
+/* Attention of new tokens over all cached tokens of their sequences, causal but for a prefix, in float32.
+ * kernels/reference.py has the definition. The softmax over parts of the keys follows arXiv 1805.02867 and 2205.14135.
  *
  * K is [num_blocks, num_kv_heads, head_dim, block_size], V [num_blocks, num_kv_heads, block_size, head_dim],
  * float16, float32 or int8; block_size is a multiple of 16. With int8, a head's integers in a block are followed by a
@@ -61,21 +61,21 @@ __device__ inline float power_of_2(float x) {
     return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
 }
 
-/* tanh x = (1 - e^-2|x|) / (1 + e^-2|x|), with the sign of x: an absolute error below 2e-7. */
+/* tanh x = (1 - e^-2|x|) / (1 + e^-2|x|), with the sign of x: an absolute error below 2e-7. NaN stays NaN. */
 __device__ inline float tanh_of(float x) {
     const float less = power_of_2(fabsf(x) * (-2.0f * LOG2_E)), y = (1.0f - less) / (1.0f + less);
-    return x < 0.0f ? -y : y;
+    return x < 0.0f ? -y : x == x ? y : x;
 }
 
-/* The factors by which merge() multiplies the values of both parts, of which one is 1. Merging with an empty part
- * changes nothing. */
+/* The factors by which merge() multiplies the values of both parts, of which one is 1. Merging with an empty part,
+ * whose sum is 0, changes nothing. */
 typedef struct {
     float mine, other;
 } merge_factors;
 
 __device__ inline merge_factors merge(softmax_part &mine, softmax_part other) {
     merge_factors factors = {1.0f, 0.0f};
-    if (other.largest == -infinity()) return factors;
+    if (other.sum == 0.0f) return factors;
     const float less = power_of_2(-fabsf(mine.largest - other.largest));
     const bool is_mine = mine.largest >= other.largest;
     factors.mine = is_mine ? 1.0f : less, factors.other = is_mine ? less : 1.0f;
@@ -289,7 +289,8 @@ __device__ inline void score_keys(const float *tile, const float (*queries)[WIDT
 }
 
 /* A row's score for this lane's key -> the key's weight. The warp's keys are merged into `part`, and the row's
- * earlier values must be multiplied by `keep`. */
+ * earlier values must be multiplied by `keep`. A score of NaN or infinity makes the row NaN, as it does in a softmax
+ * that does not clamp: a row without this key would look like an answer. */
 __device__ inline float weigh(const attention &a, float score, int head, int key, int position,
                               int first, int visible, softmax_part &part, float &keep) {
     score *= a.scale;
@@ -299,7 +300,7 @@ __device__ inline float weigh(const attention &a, float score, int head, int key
     if (a.distance_bias && is_seen) score += distance_bias(a, head, position, key);
     score = is_seen ? score * LOG2_E : -infinity();
     const float largest = fmaxf(part.largest, warp_max(score));
-    const float weight = is_seen ? power_of_2(score - largest) : 0.0f;
+    const float below = score - largest, weight = is_seen ? below == below ? power_of_2(below) : below : 0.0f;
     keep = power_of_2(part.largest - largest);
     part.sum = part.sum * keep + warp_sum(weight);
     part.largest = largest;

@@ -28,20 +28,13 @@ class CudaAttention:
         self._launcher = launcher
         self._beside = beside
 
-    def room_in_ram(self, num_tokens: int, num_heads: int, head_dim: int, num_splits: int) -> int:
-        """CudaKernels.room_in_ram()."""
-        num_partials = num_tokens * num_heads * num_splits * (head_dim + 2)
-        if self._beside is None or head_dim > max(HEIGHTS) or num_partials * 4 > MAX_PARTIAL_BYTES:
-            return 0
-        return self._beside.room(num_tokens, num_heads, head_dim)
-
     def mix(self, q: Tensor, kv: LayerKV, batch: BatchLayout, spec: AttentionSpec) -> Tensor:
         """Kernels.paged_attention()."""
         head_dim = q.shape[2]
         assert q.stride()[1:] == (head_dim, 1)
         if kv.plain[2] is None:
             is_wide = head_dim > MAX_ROW or spec.latent_dim > MAX_LATENT
-            mix = reference.paged_attention if is_wide or _has_biases(spec) else self._mix_latents
+            mix = reference.paged_attention if is_wide or spec.has_biases else self._mix_latents
             return mix(q, kv, batch, spec)
         if head_dim > max(HEIGHTS):  # a rare shape, not worth a kernel
             return reference.paged_attention(q, kv, batch, spec)
@@ -61,7 +54,7 @@ class CudaAttention:
         num_blocks = num_tiles * num_kv_heads if in_ram is None else 0
         partials, num_splits = self._partials(q, batch, block_size, head_dim, num_blocks)
         if in_ram is not None and beside is not None:
-            assert partials is not None, "room_in_ram() has room for them"
+            assert partials is not None, "a step with more of them has none in RAM"
             theirs = beside.begin(q, in_ram, spec)
         self._launcher.launch(
             f"attention_{width}_{height}" + ("_int8" if kv.layout is INT8 else ""),
@@ -121,11 +114,6 @@ class CudaAttention:
             partials, num_splits, y.shape[1] // value_dim, value_dim, batch.query_start, batch.context_lens,
             batch.prefix_lens, batch.num_seqs, spec.window, spec.chunk, spec.sinks, y,
         )  # fmt: skip
-
-
-def _has_biases(spec: AttentionSpec) -> bool:
-    """Whether scores depend on distances, which no model with a latent has."""
-    return spec.alibi_slopes is not None or spec.distance_bias is not None
 
 
 def _bias_arguments(bias: DistanceBias | None) -> tuple[Tensor | None, int, int, Tensor | None]:

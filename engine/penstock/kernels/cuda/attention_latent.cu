@@ -1,8 +1,8 @@
 /* Attention where all heads share one row of the cache per token (MLA): the row [head_dim] is the key, and the row's
  * first value_dim numbers are the value. attention.cu has everything else, and says how the keys are cut.
  *
- * A row has more dimensions than shared memory has room for, times TILE_KEYS. So a block goes over the dimensions of its
- * keys SLAB at a time, first for the scores, then for the values. */
+ * A row has more dimensions than shared memory has room for, times TILE_KEYS. So a block goes over the dimensions of
+ * its keys SLAB at a time, first for the scores, then for the values. */
 enum { SLAB = 64, SLAB_STRIDE = TILE_KEYS + 1, MAX_ROW = 640, LATENT_SLICES = 16 };
 
 /* The dimensions from `dim` on of TILE_KEYS keys -> slab [SLAB, SLAB_STRIDE], with zeros beyond head_dim and num_keys.

@@ -191,7 +191,8 @@ __device__ inline float bfloat_to_float(unsigned bits) { return __uint_as_float(
  * has written it, so that no cache of the card may answer (volatile). */
 KERNEL fetch(const volatile float *source, int count, int width, float *y, int64 y_stride) {
     const int step = gridDim.x * blockDim.x;
-    for (int n = blockIdx.x * blockDim.x + threadIdx.x; n < count; n += step) y[n / width * y_stride + n % width] = source[n];
+    for (int n = blockIdx.x * blockDim.x + threadIdx.x; n < count; n += step)
+        y[n / width * y_stride + n % width] = source[n];
 }
 
 /* k and v are [num_tokens, num_kv_heads, head_dim], with strides between tokens; the caches are as in attention.cu. One

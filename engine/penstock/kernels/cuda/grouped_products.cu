@@ -52,7 +52,8 @@ template <int FORM, int TOKENS, int PARTS> __device__ inline void gemv_groups(co
     double total = 0.0;
 
     packed<FORM> next[COLUMNS];
-    for (int c = 0; c < COLUMNS; c++) next[c] = load_packed<FORM>(l, from + min(c, last) * row_bytes, 32 * lane < l.in_features);
+    for (int c = 0; c < COLUMNS; c++)
+        next[c] = load_packed<FORM>(l, from + min(c, last) * row_bytes, 32 * lane < l.in_features);
     for (int k = 0, group = 0, buffer = 0; k < l.in_features; k += SPAN, group += span_groups, buffer ^= 1) {
         for (int i = threadIdx.x; i < ROWS * SPAN / 16; i += blockDim.x) {
             const int r = i / (SPAN / 16), u = i % (SPAN / 16), row = first_token * PARTS + r;
@@ -242,8 +243,8 @@ template <int FORM, int PARTS> __device__ inline void tiled_groups(const grouped
     KERNEL __launch_bounds__(256, min_blocks)                                                                    \
         name(const int8 *rows, const float *token_scales, const int *group_sums, int num_tokens, int padded,     \
              const int8 *weights, const int8 *lower, const void *scale, const void *minimum,                      \
-             const int8 *sub_scale, const unsigned char *sub_minimum, int scale_type, int block_groups, int group_size, int shift,      \
-             int table_0, int table_1, int table_2, int table_3, const float *bias,                \
+             const int8 *sub_scale, const unsigned char *sub_minimum, int scale_type, int block_groups,          \
+             int group_size, int shift, int table_0, int table_1, int table_2, int table_3, const float *bias,   \
              int in_features, int out_features, float *y, int y_stride) {                                        \
         const grouped l = {rows,       token_scales, group_sums, num_tokens, padded,      weights, lower,        \
                            scale,      minimum,      sub_scale,  sub_minimum, scale_type, block_groups,          \

@@ -87,11 +87,6 @@ class CudaKernels(PlainRecurrences):
         twin._attention = CudaAttention(self._launcher, others)
         return twin
 
-    def room_in_ram(self, num_tokens: int, num_heads: int, head_dim: int, num_splits: int) -> int:
-        """How many splits of keys of a step's tokens may be in RAM (RamSplits.num_places); num_splits are the
-        most of a sequence."""
-        return self._attention.room_in_ram(num_tokens, num_heads, head_dim, num_splits)
-
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         if isinstance(weight, StackedMatrix):
             return weight.product(self.linear, x, bias)

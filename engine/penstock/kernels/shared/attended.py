@@ -14,11 +14,6 @@ from penstock.kernels.operands import AttentionSpec, LayerKV, RamKV, RamSplits
 from penstock.kernels.shared.crossing import Crossing, open_crossing
 from penstock.kernels.shared.handover import Handover
 
-#: Of cpu/attended.h: the most dimensions of a head.
-ATTENDED_DIM = 256
-#: Inputs and results of a step that cross: less than a crossing has room for.
-MOST_FLOATS = 1_000_000
-
 
 class AttendedRecord(ctypes.Structure):
     """The `attended` of attended.h."""
@@ -80,13 +75,6 @@ class AttentionBeside:
         #: Layers' steps in which the processor has attended.
         self.num_handed = 0
 
-    def room(self, num_tokens: int, num_heads: int, head_dim: int) -> int:
-        """How many places results of a step of so many tokens may have."""
-        if head_dim > ATTENDED_DIM:
-            return 0
-        left = MOST_FLOATS - num_tokens * num_heads * head_dim
-        return max(0, left // (num_heads * (head_dim + 2)) // max(1, num_tokens) * num_tokens)
-
     def begin(self, q: Tensor, in_ram: RamKV, spec: AttentionSpec) -> Tensor:
         """Have the processor attend with q [num_tokens, num_heads, head_dim] on the card. Behind join(), the
         result has the items' partial results, float32 [num_items, num_heads, head_dim + 2]."""
@@ -96,7 +84,7 @@ class AttentionBeside:
         num_places = in_ram.splits.num_places
 
         def compute(x: Tensor) -> Tensor:
-            assert len(x) == num_tokens, "items count rows of the whole step: MOST_FLOATS is one piece"
+            assert len(x) == num_tokens, "items count rows of the whole step, which crosses in one piece"
             return handed.compute(x.contiguous()).view(num_tokens, -1)
 
         y = self._handover.begin(

@@ -19,6 +19,8 @@ from penstock.kernels.shared.crossing import Crossing, open_crossing
 Part = tuple[MatrixRecord, int | None, int]
 #: void (*)(void *), which a driver calls.
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+#: Numbers of rows of which a matrix keeps what a crossing takes: prompts' chunks may have any number.
+MAX_NUMBERS = 32
 
 
 class HandedRecord(ctypes.Structure):
@@ -67,6 +69,8 @@ class HandedProduct:
         known: dict[int, _Numbers] = matrix.__dict__.setdefault("numbers_of_rows", {})
         numbers = known.get(num_rows)
         if numbers is None:
+            if len(known) >= MAX_NUMBERS:  # the crossing holds those of products that are not computed
+                known.clear()
             numbers = known[num_rows] = _Numbers.of([(matrix, None, num_rows)])
         return crossing.begin(
             numbers.parts, numbers.sizes, self._bits, numbers.scratch_bytes, x, (matrix, self._weight)

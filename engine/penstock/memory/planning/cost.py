@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.config import EngineConfig
 from penstock.memory.hardware import HardwareProfile, ProductRates
@@ -58,7 +58,7 @@ class StepPrediction:
     @property
     def binding(self) -> str:
         """The term that the step waits for. A link that is done before the products is not one."""
-        computing = {"memory", "arithmetic", "experts"} & self.terms.keys()
+        computing = {"memory", "arithmetic", "experts", "processor"} & self.terms.keys()
         names = computing if computing and self.products_s > self.floor_s else self.terms.keys()
         return max(names, key=lambda name: self.terms[name])
 
@@ -73,6 +73,7 @@ class Predict(Protocol):
         num_encoded: int = 0,
         demand: ExpertDemand | None = None,
         spilled_bytes: int = 0,
+        attended_bytes: int = 0,
         is_alone: bool = False,
         /,
     ) -> StepPrediction: ...
@@ -123,23 +124,26 @@ def predict_step(
     num_encoded: int = 0,
     demand: ExpertDemand | None = None,
     spilled_bytes: int = 0,
+    attended_bytes: int = 0,
     is_alone: bool = False,
 ) -> StepPrediction:
     """How long a step takes that also encodes prompts of `num_encoded` tokens together. A rate that is
     unknown (0, or no disk was measured) has no term. `demand` are the experts that the step asked for, if
     they are known. `spilled_bytes` of keys and values come from elsewhere or go there: over a GPU's link, or
     from the disk of the weights or, if they have one, a disk of their own. Writing is taken for as fast as
-    reading. `is_alone`: a card computes all products of dense layers, whatever the plan says."""
+    reading. To `attended_bytes` more the processor attends beside a GPU (SpilledKeys.parts()). `is_alone`: a
+    card computes all products of dense layers, whatever the plan says."""
     rows, lane = config.rows_per_token, hardware.lane
+    elsewhere = _Elsewhere.of(spilled_bytes, attended_bytes, footprint, hardware)
     window = expert_window(plan, footprint.experts, hardware, rows, num_tokens, demand)
     demand = window.demand
     shares_products = plan.kept_share is not None and not is_alone
     if shares_products and (work := split_work(plan, footprint, hardware, config, num_tokens, window)):
-        step = _shared_step(work, window, footprint, hardware, num_tokens, num_sampled, rows, spilled_bytes)
+        step = _shared_step(work, window, footprint, hardware, num_tokens, num_sampled, rows, elsewhere)
         return _with_encoder(step, plan, footprint, hardware, rows, num_encoded) if num_encoded else step
     elements = num_tokens * footprint.token_elements + num_encoded * footprint.encoder_elements
     elements -= min(elements, int(window.num_passes * footprint.experts.elements))
-    moved = _Moved.of(plan, footprint, demand, num_encoded, spilled_bytes)
+    moved = _Moved.of(plan, footprint, demand, num_encoded, elsewhere)
     operations = 2 * rows * (elements + num_sampled * footprint.head_elements)
     terms = _terms(moved, operations, window.reading_s, hardware)
     if not terms:
@@ -147,10 +151,12 @@ def predict_step(
     floor_s = products_s = max(terms.values())
     if window.processor_s:
         floor_s = max(floor_s, moved.dense_bytes / lane.memory_gbps / 1e9 + window.waiting_s)
+    if elsewhere.attended_bytes and lane.memory_gbps:  # a layer's attention is between its products
+        floor_s = max(floor_s, moved.dense_bytes / lane.memory_gbps / 1e9 + elsewhere.attended_s)
     if lane.products:
         products_s = _dense_products_s(lane.products, footprint, rows, num_tokens, num_encoded, num_sampled)
-        products_s += max(window.products_s, window.waiting_s)
-        copied_bytes = moved.streamed_bytes + 2 * moved.spilled_bytes
+        products_s += max(window.products_s, window.waiting_s) + elsewhere.attended_s
+        copied_bytes = moved.streamed_bytes + 2 * elsewhere.moved_bytes
         products_s += copied_bytes / lane.memory_gbps / 1e9 if lane.memory_gbps else 0.0
     vectors = 0.0 if lane.has_own_memory else elements / footprint.hidden_size
     layers = plan.layers if num_encoded else plan.step_layers
@@ -171,7 +177,7 @@ def _shared_step(
     num_tokens: int,
     num_sampled: int,
     rows: int,
-    spilled_bytes: int,
+    elsewhere: _Elsewhere,
 ) -> StepPrediction:
     """A step whose products a card and the processor share, `rows` rows for each token. The link is busy with
     weights for most of it, so that keys and values take time of their own."""
@@ -181,26 +187,24 @@ def _shared_step(
     streamed, size, demand = share * step.rest_bytes, footprint.experts.num_bytes, window.demand
     in_ram, on_card = size * demand.num_in_ram, size * (demand.num_asked - demand.num_in_ram)
     from_disk, disk_bps = size * demand.num_from_disk, 1e9 * _disk_gbps(hardware)
-    brought = step.link_share * streamed
-    link_bytes = brought + step.moved_bytes + spilled_bytes
+    moved, attended = elsewhere.moved_bytes, elsewhere.attended_bytes
+    brought, left = step.link_share * streamed, step.rest_bytes - streamed
+    link_bytes = brought + step.moved_bytes + moved
     terms = {
         # What comes over the link is written to memory before it is read.
-        "memory": (step.kept_bytes + streamed + on_card + link_bytes + spilled_bytes + head)
-        / lane.memory_gbps
-        / 1e9,
+        "memory": (step.kept_bytes + streamed + on_card + link_bytes + moved + head) / lane.memory_gbps / 1e9,
         "arithmetic": (step.kept_bytes + streamed) / step.card_bps + window.products_s + head_s,
         "host to device": link_bytes / step.link_bps,
-        "processor": (step.rest_bytes - streamed) / step.processor_bps + window.processor_s,
-        "host memory": (
-            step.rest_bytes - streamed + brought + step.moved_bytes + in_ram + from_disk + spilled_bytes
-        )
+        "processor": left / step.processor_bps + window.processor_s + attended / step.memory_bps,
+        "host memory": (left + brought + step.moved_bytes + in_ram + from_disk + moved + attended)
         / step.memory_bps,
     }
     if from_disk and disk_bps:
         terms["disk"] = from_disk / disk_bps
-    seconds = max(step.seconds(share) + head_s + spilled_bytes / step.link_bps, *terms.values())
+    elsewhere_s = max(moved / step.link_bps, elsewhere.attended_s)
+    seconds = max(step.seconds(share) + head_s + elsewhere_s, *terms.values())
     multiplied = step.kept_bytes + step.rest_bytes + size * demand.num_asked
-    processor_share = (step.rest_bytes - streamed + in_ram) / multiplied
+    processor_share = (left + in_ram) / multiplied
     return StepPrediction(
         num_tokens,
         num_sampled,
@@ -243,6 +247,27 @@ def _with_encoder(
     )
 
 
+class _Elsewhere(NamedTuple):
+    """Keys and values that lie elsewhere."""
+
+    #: Bytes that come or go, over a GPU's link or from and to the disk; and bytes to which the processor
+    #: attends where they lie, in so many seconds.
+    moved_bytes: int
+    attended_bytes: int
+    attended_s: float
+
+    @classmethod
+    def of(
+        cls, spilled_bytes: int, attended_bytes: int, footprint: ModelFootprint, hardware: HardwareProfile
+    ) -> _Elsewhere:
+        """The processor shares its memory with the link, and each layer crosses once."""
+        if not attended_bytes or not hardware.memory_read_gbps:
+            return cls(spilled_bytes, 0, 0.0)
+        num_layers = footprint.num_layers - footprint.num_encoder_layers
+        attended_s = (spilled_bytes + attended_bytes) / hardware.memory_read_gbps / 1e9
+        return cls(spilled_bytes, attended_bytes, attended_s + num_layers * hardware.lane.crossing_s)
+
+
 @dataclass(frozen=True)
 class _Moved:
     """The bytes that a step moves."""
@@ -255,8 +280,7 @@ class _Moved:
     #: Weights that come to where they are computed, and from the disk; experts among them.
     streamed_bytes: float
     disk_bytes: float
-    #: Keys and values that come from elsewhere or go there: the disk, or a GPU's host.
-    spilled_bytes: int
+    elsewhere: _Elsewhere
 
     @classmethod
     def of(
@@ -265,7 +289,7 @@ class _Moved:
         footprint: ModelFootprint,
         demand: ExpertDemand,
         num_encoded: int,
-        spilled_bytes: int,
+        elsewhere: _Elsewhere,
     ) -> _Moved:
         swept, size = plan.layers if num_encoded else plan.step_layers, footprint.experts.num_bytes
         missing, from_disk = size * demand.num_missing, size * demand.num_from_disk
@@ -276,35 +300,37 @@ class _Moved:
             in_ram_bytes=size * demand.num_in_ram,
             streamed_bytes=missing + _sum_bytes(layer for layer in swept if not layer.is_resident),
             disk_bytes=from_disk + _sum_bytes(layer for layer in swept if layer.home == "disk"),
-            spilled_bytes=spilled_bytes,
+            elsewhere=elsewhere,
         )
 
 
 def _terms(moved: _Moved, operations: int, reading_s: float, hardware: HardwareProfile) -> dict[str, float]:
     """Link, memory or arithmetic -> seconds. Missing experts arrive in `reading_s`."""
     lane, own_disk = hardware.lane, hardware.spill_disk
-    over_link = moved.spilled_bytes if lane.has_own_memory else 0
-    from_disk = moved.spilled_bytes - over_link
+    spilled, attended, _ = moved.elsewhere
+    over_link = spilled if lane.has_own_memory else 0
+    from_disk = spilled - over_link
     shared_bytes = from_disk if own_disk is None else 0
     amounts = {
         # What is streamed is written to memory before it is read.
         "memory": (
-            moved.dense_bytes + moved.expert_bytes + moved.streamed_bytes + 2 * moved.spilled_bytes,
+            moved.dense_bytes + moved.expert_bytes + moved.streamed_bytes + 2 * spilled,
             lane.memory_gbps,
         ),
         "arithmetic": (operations, lane.int8_gops),
         "disk": (moved.disk_bytes + shared_bytes, _disk_gbps(hardware)),
         "spill disk": (from_disk - shared_bytes, own_disk.read_gbps if own_disk else 0.0),
         "host to device": (moved.streamed_bytes + over_link, lane.link_gbps),
-        "processor": (moved.in_ram_bytes, hardware.memory_read_gbps),
+        "processor": (moved.in_ram_bytes + attended, hardware.memory_read_gbps),
         # Copying to a GPU reads the host's memory, into which the disk writes.
         "host memory": (
-            moved.streamed_bytes + moved.disk_bytes + moved.in_ram_bytes + over_link,
+            moved.streamed_bytes + moved.disk_bytes + moved.in_ram_bytes + over_link + attended,
             hardware.memory_read_gbps if lane.has_own_memory else 0.0,
         ),
     }
     terms = {name: amount / rate / 1e9 for name, (amount, rate) in amounts.items() if rate and amount}
-    reading_s = max(reading_s, terms.get("processor", 0.0))
+    if moved.in_ram_bytes and hardware.memory_read_gbps:
+        reading_s = max(reading_s, moved.in_ram_bytes / hardware.memory_read_gbps / 1e9)
     if reading_s and lane.memory_gbps:
         terms["experts"] = moved.dense_bytes / lane.memory_gbps / 1e9 + reading_s
     return terms

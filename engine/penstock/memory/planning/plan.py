@@ -12,6 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from penstock.memory.kv_spill.splits_in_ram import AttendsInRam
+
 Home = Literal["device", "host", "disk"]
 
 #: What a CUDA context takes of the device before anything is allocated.
@@ -111,6 +113,8 @@ class MemoryPlan:
     num_spilled_blocks: int = 0
     #: The host's memory for these; 0: they lie on disk, or there are none.
     kv_spill_bytes: int = 0
+    #: How the processor attends to these beside a card; None: it does not.
+    attends_in_ram: AttendsInRam | None = None
 
     @property
     def tiers(self) -> tuple[TierPlan, ...]:
@@ -174,7 +178,12 @@ class MemoryPlan:
     def has_handover(self) -> bool:
         """Whether a card hands work over to the processor: products, experts, or keys and values in RAM."""
         shares = self.kept_share is not None or self.shares_experts
-        return self.has_gpu and (shares or self.kv_spill_bytes > 0)
+        return self.has_gpu and (shares or self.attends_in_ram is not None)
+
+    @property
+    def attended_share(self) -> float:
+        """The share of keys and values in RAM beside a card to which the processor attends there."""
+        return 0.0 if self.attends_in_ram is None else self.attends_in_ram.share
 
     @property
     def host_used_bytes(self) -> int:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.memory.hardware import HardwareProfile
+from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, ram_share
 from penstock.memory.pages import round_up
 from penstock.memory.planning.budgets import Budgets
 from penstock.memory.planning.kv_blocks import KVBlocks, context
@@ -87,6 +88,18 @@ def estimate_activations(footprint: ModelFootprint, config: EngineConfig) -> int
         num_encoded = max(config.max_num_batched_tokens, context(footprint, config))
         activations = max(activations, num_encoded * (hidden + widest) + ENCODER_ROWS * 2 * widest)
     return activations + config.max_num_seqs * 4 * 4 * footprint.vocab_size
+
+
+def _attends_in_ram(
+    footprint: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
+) -> AttendsInRam | None:
+    """How the processor attends to keys and values in RAM beside a card, if there are any. Torch's kernels
+    leave nothing to it."""
+    lane = hardware.lane
+    if not lane.has_own_memory or config.kernels not in ("auto", "native"):
+        return None
+    share = ram_share(hardware.memory_read_gbps, lane.link_gbps)
+    return AttendsInRam.of(footprint.attended_heads, config.block_size, share)
 
 
 class _Layers:
@@ -192,6 +205,7 @@ class _Planner:
         self.layers = _Layers(footprint, config.num_resident_layers)
         self.kv = KVBlocks(footprint, config, self.budgets.computing, self.has_gpu)
         self.kv_host_bytes = self.kv.host_bytes(self.has_gpu)
+        self.attends_in_ram = _attends_in_ram(footprint, hardware, config)
         self.embedding_bytes = round_up(footprint.embedding_bytes)
         shared = footprint.shared_head_bytes if self.has_gpu else 0
         self.head_bytes = round_up(footprint.head_bytes + shared)
@@ -216,7 +230,11 @@ class _Planner:
             num_blocks = min(self.kv.wanted, num_blocks + rest // self.kv.block_bytes)
         num_spilled = self.kv.num_spilled(num_blocks)
         kv_spill_bytes = self.kv.spilled_host_bytes(num_spilled)
-        host = self._host_tier(tier, kv_spill_bytes) if self.has_gpu else TierPlan(frozenset(), 0)
+        attends = self.attends_in_ram if kv_spill_bytes else None
+        crossing = INLET_BYTES + (HANDOVER_BYTES if attends else 0)
+        host = TierPlan(frozenset(), 0)
+        if self.has_gpu:
+            host = self._host_tier(tier, kv_spill_bytes, crossing)
         return MemoryPlan(
             layers=self._placements(tier, host),
             embedding_bytes=self.embedding_bytes,
@@ -253,6 +271,7 @@ class _Planner:
             kv_host_bytes=self.kv_host_bytes,
             num_spilled_blocks=num_spilled,
             kv_spill_bytes=kv_spill_bytes,
+            attends_in_ram=attends,
         )
 
     def _plane_notes(self, resident: frozenset[int]) -> list[str]:
@@ -271,12 +290,11 @@ class _Planner:
     def _tier_beside(self, num_blocks: int) -> TierPlan | None:
         return self.layers.best_tier(self.room - self.kv.num_bytes(num_blocks))
 
-    def _host_tier(self, device: TierPlan, kv_spill_bytes: int) -> TierPlan:
+    def _host_tier(self, device: TierPlan, kv_spill_bytes: int, crossing: int) -> TierPlan:
         """What waits in pinned memory for a GPU that has the tier `device`. Keys and values are pinned, too,
-        as far as the least of the layers leaves room: layers can't be copied from anywhere else. Raises
-        CapacityError."""
+        as far as the least of the layers leaves room: layers can't be copied from anywhere else. `crossing`:
+        pinned bytes of the ways to the GPU and back. Raises CapacityError."""
         streamed = [index for index in range(len(self.layers.sizes)) if index not in device.resident]
-        crossing = INLET_BYTES + (HANDOVER_BYTES if kv_spill_bytes else 0)  # the processor attends to them
         beside = self.embedding_bytes + self.kv_host_bytes + kv_spill_bytes + crossing
         least, pinnable = self.layers.bytes_around(frozenset()), self.budgets.lane.pinnable_bytes - crossing
         room = min(self.budgets.host - beside, pinnable, max(least, pinnable - kv_spill_bytes))
@@ -300,9 +318,11 @@ class _Planner:
         if spilled := kv.num_spilled(num_blocks):
             where = "on disk" if not kv.spilled_host_bytes(spilled) else "in RAM"
             flag = "--kv-spill: a step reads" if where == "on disk" else "--kv-spill-memory: a step copies"
+            attends = self.attends_in_ram if where == "in RAM" else None
+            but_for = f", but for {attends.share:.0%}, to which the processor attends" if attends else ""
             notes.append(
                 f"keys and values of {spilled * size} of {(num_blocks + spilled) * size} tokens lie {where} "
-                f"({gib(spilled * kv.block_bytes)}, {flag} those of its sequences)"
+                f"({gib(spilled * kv.block_bytes)}, {flag} those of its sequences{but_for})"
             )
         elif num_blocks < kv.wanted:
             notes.append(

@@ -84,6 +84,7 @@ class CPMAnt(Family):
             is_tied=flag(config, "tie_word_embeddings", True),
             soft_prompt=tuple(range(first, first + length)),
             sees_prompt_both_ways=True,
+            biases_scores=True,
             never_first=tuple(token for token in (LINE_END, END) if token < vocab_size),
             num_embeddings=vocab_size + types * length,
             num_segments=num_segments,

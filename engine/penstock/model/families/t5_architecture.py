@@ -67,6 +67,7 @@ class T5Architecture(Architecture):
             norm_eps=number(config, "layer_norm_epsilon", 1e-6),
             is_tied=is_tied,
             num_encoder_layers=num_layers,
+            biases_scores=True,
             decoder_start=cls.decoder_start(config),
             # transformers calls the usual "gelu" of a gated T5 "gelu_new".
             activation=activation_function("gelu_new" if projection == "gated-gelu" else name),

@@ -14,6 +14,7 @@ from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.memory import kept_uses
 from penstock.memory.hardware import HardwareProfile
+from penstock.memory.kv_spill.splits_in_ram import SpilledKeys
 from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.kv_blocks import context
 from penstock.memory.planning.plan import MemoryPlan, gib
@@ -183,9 +184,10 @@ def predictions(
     }
     if plan.num_spilled_blocks:
         longest = min(plan.num_kv_tokens, context(size, config))
-        spilled_bytes = min(plan.num_spilled_tokens, longest) * size.kv_bytes_per_token
+        num_spilled, token_bytes = min(plan.num_spilled_tokens, longest), size.kv_bytes_per_token
+        spilled = SpilledKeys.of_one(num_spilled, longest, token_bytes, plan.attends_in_ram)
         steps[f"decode at {longest} tokens"] = predict_step(
-            plan, size, hardware, config, 1, 1, spilled_bytes=spilled_bytes
+            plan, size, hardware, config, 1, 1, 0, None, *spilled.parts(1)
         )
     tokens = (1, 1, PROMPT) if plan.num_encoder_layers else (PROMPT, 1)
     return steps | {f"prompt of {PROMPT}": predict_step(plan, size, hardware, config, *tokens)}

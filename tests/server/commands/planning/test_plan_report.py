@@ -336,8 +336,15 @@ def test_a_context_that_is_longer_than_a_card_holds(capsys: pytest.CaptureFixtur
     plan, steps = data["plan"], data["steps"]
     assert 0 < plan["kv_spill_bytes"] <= 2 << 30 and plan["num_kv_tokens"] == 32000
     link = "host to device"
-    assert steps["decode at 32000 tokens"]["terms"][link] > steps["decode, 1 sequence"]["terms"][link]
+    long, short = (steps[name]["terms"] for name in ("decode at 32000 tokens", "decode, 1 sequence"))
+    assert long[link] > short[link]
+    share, memory_gbps = plan["attended_share"], data["hardware"]["memory_read_gbps"]
+    assert share == pytest.approx(max(0.0, 1 - 12 / memory_gbps))
+    in_ram = share * plan["num_spilled_tokens"] * 2 * 40 * 4 * 256 * 2  # layers, KV heads and their width
+    seconds = long.get("processor", 0.0) - short.get("processor", 0.0)
+    assert seconds == pytest.approx(in_ram / memory_gbps / 1e9, rel=0.05)
     text = run(capsys, *flags, "--kv-spill-memory", "2GiB", "--max-num-seqs", "1")
+    assert ("to which the processor attends" in text) == (share > 0)
     assert f"{plan['num_spilled_tokens']} of them on the host" in text
     assert "without room on the GPU" in text
 

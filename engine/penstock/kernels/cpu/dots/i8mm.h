@@ -1,7 +1,8 @@
 /* Two rows by two channels at once with ARM's smmla. Part of linear/dots.h.
  *
- * A token's rows hi and lo lie in turns of eight inputs (HAS_PAIRS in linear/linear.h), so that a vector has eight inputs of
- * both; two channels' weights are brought together so. The four sums of a vector are those of hi and of lo. */
+ * A token's rows hi and lo lie in turns of eight inputs (HAS_PAIRS in linear/linear.h), so that a vector has eight
+ * inputs of both; two channels' weights are brought together so. The four sums of a vector are those of hi and of
+ * lo. */
 #pragma once
 
 typedef struct {

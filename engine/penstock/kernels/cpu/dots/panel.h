@@ -1,7 +1,8 @@
 /* Many rows with AVX-VNNI. Part of linear/dots.h.
  *
- * As in linear/vnni.h, a panel of 16 channels by some inputs is packed (a lane per channel, four inputs each) into memory
- * that stays in the L1 cache, and all rows pass over the panel, six at a time: sums need no addition of lanes. */
+ * As in linear/vnni.h, a panel of 16 channels by some inputs is packed (a lane per channel, four inputs each) into
+ * memory that stays in the L1 cache, and all rows pass over the panel, six at a time: sums need no addition of
+ * lanes. */
 #pragma once
 
 enum { PANEL = 16, PANEL_INPUTS = 1024, PANEL_ROWS = 192, PANEL_GROUPS = PANEL_INPUTS / 16, HALF = 8, QUARTER = 4 };
@@ -42,8 +43,8 @@ INLINE void pack_square(const step *r, int8_t *to) {
     }
 }
 
-/* Packs STEP inputs, of which `inputs` are there, of eight channels. Nothing behind them is read. (What activations of 0
- * meet does not matter.) */
+/* Packs STEP inputs, of which `inputs` are there, of eight channels. Nothing behind them is read. (What activations of
+ * 0 meet does not matter.) */
 INLINE void pack_step(const int8_t *const *w, int64_t inputs, code_table table, int8_t *to, const bool is_whole,
                       const int kind) {
     step rows[HALF];
@@ -124,8 +125,8 @@ INLINE vec4 load4(const double *from) {
     return v;
 }
 
-/* Adds a group's sums of some rows to the totals of their tokens, from the block's token t on. `at` is the group's place
- * in the block of inputs. */
+/* Adds a group's sums of some rows to the totals of their tokens, from the block's token t on. `at` is the group's
+ * place in the block of inputs. */
 INLINE void add_group(const block *b, int64_t t, int tokens, int64_t group, int64_t at, lanes (*sums)[2],
                       const bool is_split) {
     for (int i = 0; i < tokens; i++) {
@@ -197,7 +198,8 @@ static void finish_token(const block *b, int64_t t) {
         if (!l->is_grouped) {
             int64_t sum = 0;
             for (int64_t part = 0; part < per_token; part++)
-                sum = sum * 256 + (int32_t)((uint32_t)panel.sums[t * per_token + part][c] + (uint32_t)corrections[part]);
+                sum = sum * 256 + (int32_t)((uint32_t)panel.sums[t * per_token + part][c] +
+                                            (uint32_t)corrections[part]);
             value = (double)sum * ((double)a->token_scales[token] * (double)l->scale[b->column + c]);
         }
         y[c] = l->bias ? (float)value + l->bias[b->column + c] : (float)value;

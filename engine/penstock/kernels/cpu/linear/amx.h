@@ -1,8 +1,8 @@
 /* Products of several tokens with AMX. Part of vnni.h.
  *
- * A tile register holds 16 rows of up to 64 bytes. tdpbssd multiplies 16 channels of weights by 16 rows of activations, 64
- * inputs (or the 32 of a group) at once, both signed. With few rows, INT8 weights are multiplied as they lie in memory;
- * otherwise, and from codes of 4 bits, they are copied into tiles first. */
+ * A tile register holds 16 rows of up to 64 bytes. tdpbssd multiplies 16 channels of weights by 16 rows of activations,
+ * 64 inputs (or the 32 of a group) at once, both signed. With few rows, INT8 weights are multiplied as they lie in
+ * memory; otherwise, and from codes of 4 bits, they are copied into tiles first. */
 #pragma once
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -25,7 +25,8 @@ INLINE void fetch(const ahead *next, int64_t k) {
  * behind the load. */
 #define READS_MEMORY() __asm__ volatile("" : : : "memory")
 
-/* Gives this thread all eight tile registers, in shapes for `inputs` at once: sums, two tiles of channels, two of rows. */
+/* Gives this thread all eight tile registers, in shapes for `inputs` at once: sums, two tiles of channels, two of
+ * rows. */
 static void start_tiles(int inputs) {
     struct {
         uint8_t palette, start_row, reserved[14];
@@ -77,7 +78,8 @@ INLINE void tile_product(const tile_weights *w, const int8_t *x, const int8_t *x
 }
 #define DEFINE_TILE_PRODUCT(name, step, two)                                                       \
     NOINLINE void name(const tile_weights *w, const int8_t *x, const int8_t *x2, int64_t inputs, \
-                       int32_t (*sums)[TILE * TILE], int32_t (*sums2)[TILE * TILE], bool begins, const ahead *next, int64_t place) { \
+                       int32_t (*sums)[TILE * TILE], int32_t (*sums2)[TILE * TILE], bool begins,   \
+                       const ahead *next, int64_t place) {                                         \
         tile_product(w, x, x2, inputs, sums, sums2, begins, next, place, step, two);               \
     }
 DEFINE_TILE_PRODUCT(one_by_64, 64, false)
@@ -154,8 +156,8 @@ static void add_tile_of(const tile_block *b, int64_t column, int64_t tile, int64
 }
 
 /* One or two tiles of rows, by inputs from k on of TILE_CHANNELS channels. */
-static void multiply_tiles(const tile_block *b, const tile_weights *w, int64_t column, int64_t tile, bool two, int64_t k,
-                           int64_t inputs, const ahead *next) {
+static void multiply_tiles(const tile_block *b, const tile_weights *w, int64_t column, int64_t tile, bool two,
+                           int64_t k, int64_t inputs, const ahead *next) {
     const activations *a = b->l->a;
     const int8_t *x = a->rows + (b->token * a->rows_per_token + tile * TILE) * a->padded + k * TILE;
     const int8_t *x2 = x + TILE * a->padded;
@@ -174,7 +176,8 @@ static void multiply_tiles(const tile_block *b, const tile_weights *w, int64_t c
         const int64_t done = slot * size;
         if (slot < slots) {
             const tile_weights own = {w->at + done / 64 * w->inputs + done % 64, w->channel, w->inputs};
-            product(&own, x + done * TILE, x2 + done * TILE, size, room[slot % 2][0], room[slot % 2][1], true, next, done);
+            product(&own, x + done * TILE, x2 + done * TILE, size, room[slot % 2][0], room[slot % 2][1], true, next,
+                    done);
         }
         int32_t(*const before[2])[TILE * TILE] = {room[1 - slot % 2][0], room[1 - slot % 2][1]};
         for (int i = 0; slot > 0 && i <= two; i++)
@@ -252,8 +255,8 @@ static bool find_units(const linear *l, int64_t column, int64_t column_end) {
     return true;
 }
 
-/* All channels, for activations in tiles. Channels without steps are computed in plain C, and those that are packed with
- * them. */
+/* All channels, for activations in tiles. Channels without steps are computed in plain C, and those that are packed
+ * with them. */
 static void linear_amx(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     start_tiles(l->is_grouped && a->group_size < 64 ? 32 : 64);

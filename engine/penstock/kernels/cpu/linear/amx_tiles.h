@@ -77,7 +77,8 @@ INLINE void fill_channel(const linear *l, int64_t c, int64_t k, int64_t inputs, 
     uint16_t at[TILE_INPUTS_FEW / 32 + 16];
     const __m512i offset = _mm512_set1_epi8((char)(l->has_minimum ? 0 : l->a->offset));
     const __m512i table = kind == INT8 ? offset : _mm512_sub_epi8(table_of(l), offset);
-    if (kind == INT4_STEPS) step_places(l, c, k >> shift, (bytes * 2) >> shift, unit, unit > 0.0f ? 1.0f / unit : 0.0f, at, true);
+    if (kind == INT4_STEPS)
+        step_places(l, c, k >> shift, (bytes * 2) >> shift, unit, unit > 0.0f ? 1.0f / unit : 0.0f, at, true);
 #define TABLES(i) kind == INT4_STEPS ? as_unsigned(step_tables(at + ((i) * 2 >> shift), shift)) : table
 #define FILL(j, mask) fill_64(w + i + 64 * j, mask, TABLES(i + 64 * j), to + j * stride, kind, half);
     int64_t i = 0;
@@ -95,8 +96,8 @@ INLINE void fill_channel(const linear *l, int64_t c, int64_t k, int64_t inputs, 
 }
 
 /* Inputs of some channels, at most TILE_CHANNELS; missing ones are zeros. Four channels in turns are streams. */
-INLINE void fill_tiles_of(const tile_block *b, int64_t column, int64_t k, int64_t inputs, const ahead *next, const int kind,
-                          const int half, const int shift) {
+INLINE void fill_tiles_of(const tile_block *b, int64_t column, int64_t k, int64_t inputs, const ahead *next,
+                          const int kind, const int half, const int shift) {
     const int64_t channels = MIN(TILE_CHANNELS, b->column_end - column), quarter = inputs >> (kind == INT8 ? 2 : 3);
     const float *units = tiles.units + (column - b->column);
     for (int64_t i = 0; i < TILE_CHANNELS; i++) {
@@ -106,7 +107,8 @@ INLINE void fill_tiles_of(const tile_block *b, int64_t column, int64_t k, int64_
         const int64_t apart = TILE_CHANNELS / 4 * next->stride;
         if (c < channels) fill_channel(b->l, column + c, k, inputs, to, soon, apart, units[c], kind, half, shift);
         else
-            for (int64_t j = 0; j < inputs; j += 64, to += CHANNELS_BYTES) _mm512_store_si512(to, _mm512_setzero_si512());
+            for (int64_t j = 0; j < inputs; j += 64, to += CHANNELS_BYTES)
+                _mm512_store_si512(to, _mm512_setzero_si512());
     }
 }
 #define DEFINE_FILL(name, kind, half, shift)                                                       \

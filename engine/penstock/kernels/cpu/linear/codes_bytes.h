@@ -1,21 +1,24 @@
-/* Products with 4-bit codes by pmaddubsw, which multiplies unsigned bytes by signed ones and adds pairs of products in 16
- * bits. Part of int16.h.
+/* Products with 4-bit codes by pmaddubsw, which multiplies unsigned bytes by signed ones and adds pairs of products in
+ * 16 bits. Part of int16.h.
  *
- * A code is 0 to 15 (or stands for an integer of a table, 0 to 31), and a byte of an activation is -128 to 127. So eight
- * products fit 16 bits (8 * 31 * 128), and the sums of a group are widened once: by pmaddwd, which multiplies them at the
- * same time by the group's step where scales are steps (steps.h). 16-bit activations are two bytes, q = 256 hi + lo. They
- * lie in blocks of 64 inputs, lo of even inputs, lo of odd ones, hi of even ones, hi of odd ones (`in_bytes` of activations),
- * as 32 bytes have the codes of 64 inputs in their low and high halves. 8-bit activations are the bytes lo alone. */
+ * A code is 0 to 15 (or stands for an integer of a table, 0 to 31), and a byte of an activation is -128 to 127. So
+ * eight products fit 16 bits (8 * 31 * 128), and the sums of a group are widened once: by pmaddwd, which multiplies
+ * them at the same time by the group's step where scales are steps (steps.h). 16-bit activations are two bytes, q = 256
+ * hi + lo. They lie in blocks of 64 inputs, lo of even inputs, lo of odd ones, hi of even ones, hi of odd ones
+ * (`in_bytes` of activations), as 32 bytes have the codes of 64 inputs in their low and high halves. 8-bit activations
+ * are the bytes lo alone. */
 #pragma once
 
 enum { BYTE_BLOCK = 64, MOST_BYTE_INPUTS = 1 << 16 /* of hi, whose sums fit 32 bits: 65536 * 15 * 15 * 128 */ };
 
-/* Whether codes are multiplied as bytes. With more tokens, packing codes into panels (panel_avx2.h) or expanding stepped
- * ones into INT8 (expanded.h) is faster; 8-bit activations are half the work. */
-static bool takes_bytes(const linear *l, int64_t num_tokens, int64_t in_features, int activation_bits, bool is_stepped) {
+/* Whether codes are multiplied as bytes. With more tokens, packing codes into panels (panel_avx2.h) or expanding
+ * stepped ones into INT8 (expanded.h) is faster; 8-bit activations are half the work. */
+static bool takes_bytes(const linear *l, int64_t num_tokens, int64_t in_features, int activation_bits,
+                        bool is_stepped) {
     const int64_t n = l->num_groups, size = in_features / n;
     const bool has_blocks = (size == 32 || size == 64 || size == 128) && in_features % BYTE_BLOCK == 0;
-    if (!(l->kind == INT4 || l->has_small_table) || !has_blocks || n == 1 || in_features > MOST_BYTE_INPUTS) return false;
+    if (!(l->kind == INT4 || l->has_small_table) || !has_blocks || n == 1 || in_features > MOST_BYTE_INPUTS)
+        return false;
     if (activation_bits == 8) return is_stepped || num_tokens <= 4;
     return num_tokens <= (is_stepped || size == 128 ? 4 : 2);
 }
@@ -36,8 +39,8 @@ INLINE const int8_t *bytes_of_token(const activations *a, int64_t token) {
     return (const int8_t *)(a->rows + token * a->padded);
 }
 
-/* The next channels' codes, which are fetched line after line while some channels are multiplied: to the L1 cache, or to the L2
- * cache where the L1 cache has no room for them. */
+/* The next channels' codes, which are fetched line after line while some channels are multiplied: to the L1 cache, or
+ * to the L2 cache where the L1 cache has no room for them. */
 typedef struct {
     const int8_t *codes;
     bool is_near;
@@ -76,8 +79,8 @@ INLINE __m256i byte_sums(const int8_t *w, const int8_t *x, __m256i table, const 
     return kind.is_split ? _mm256_add_epi32(lo, _mm256_madd_epi16(hi, _mm256_set1_epi16(256))) : lo;
 }
 
-/* A token by four channels from `column` on, of which `channels` are there. A group's sum times its scale is exact in double,
- * so that only the additions of groups round. */
+/* A token by four channels from `column` on, of which `channels` are there. A group's sum times its scale is exact in
+ * double, so that only the additions of groups round. */
 INLINE void bytes_tile(const linear *l, int64_t token, int64_t column, int channels, const byte_kind kind) {
     const activations *a = l->a;
     const int64_t n = l->num_groups, at_once = kind.size == 32 ? 2 : 1, bytes = at_once * kind.size / 2;
@@ -91,7 +94,8 @@ INLINE void bytes_tile(const linear *l, int64_t token, int64_t column, int chann
     for (int64_t g = 0, k = 0; g < n; g += at_once, k += bytes, x += bytes * (kind.is_split ? 4 : 2)) {
         const int64_t at = g % GROUPS_AT_ONCE;
         for (int j = 0; at == 0 && j < CHANNELS; j++)
-            find_scales(l, column + MIN(j, channels - 1), g, MIN(GROUPS_AT_ONCE, n - g), found.scales[j], found.minima[j]);
+            find_scales(l, column + MIN(j, channels - 1), g, MIN(GROUPS_AT_ONCE, n - g), found.scales[j],
+                        found.minima[j]);
         if (token == 0) fetch_codes(fetch, CHANNELS * k, CHANNELS * bytes);
         const __m256i a0 = byte_sums(w[0] + k, x, table, kind), a1 = byte_sums(w[1] + k, x, table, kind);
         const __m256i a2 = byte_sums(w[2] + k, x, table, kind), a3 = byte_sums(w[3] + k, x, table, kind);
@@ -126,7 +130,8 @@ typedef void (*bytes_fn)(const linear *, int64_t, int64_t, int);
     DEFINE_BYTES(size, 0, 0, 0) DEFINE_BYTES(size, 0, 1, 0) DEFINE_BYTES(size, 0, 0, 1)            \
     DEFINE_BYTES(size, 1, 0, 0) DEFINE_BYTES(size, 1, 1, 0) DEFINE_BYTES(size, 1, 0, 1)
 #define BYTES_OF(size)                                                                             \
-    {{bytes_##size##_000, bytes_##size##_010, bytes_##size##_001}, {bytes_##size##_100, bytes_##size##_110, bytes_##size##_101}}
+    {{bytes_##size##_000, bytes_##size##_010, bytes_##size##_001},                                 \
+     {bytes_##size##_100, bytes_##size##_110, bytes_##size##_101}}
 DEFINE_BYTES_OF(32)
 DEFINE_BYTES_OF(64)
 DEFINE_BYTES_OF(128)

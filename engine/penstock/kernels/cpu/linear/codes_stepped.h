@@ -5,8 +5,8 @@ enum { STEPPED_TOKENS = 4, BFLOAT_ROWS = 4, STEPPED_BYTES = 16 << 10 /* of activ
 
 INLINE void store_words(uint16_t *to, __m256i v) { _mm256_storeu_si256((__m256i *)to, v); }
 
-/* The steps of 16 bfloat16 scales: a word of 32 bits has two of them, and with the other half cleared each is a float32.
- * `differ` gets bits where a step times the unit is another number. (A negative zero counts as no step.) */
+/* The steps of 16 bfloat16 scales: a word of 32 bits has two of them, and with the other half cleared each is a
+ * float32. `differ` gets bits where a step times the unit is another number. (A negative zero counts as no step.) */
 INLINE __m256i sixteen_steps(__m256i both, __m256 unit, __m256 per_unit, __m256i *differ) {
     const __m256i even = _mm256_slli_epi32(both, 16), odd = _mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000));
     const __m256i even_steps = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(even), per_unit));
@@ -20,26 +20,28 @@ INLINE __m256i sixteen_steps(__m256i both, __m256 unit, __m256 per_unit, __m256i
 
 /* The largest sizes of some rows of bfloat16 numbers, n in each. */
 INLINE __m128 largest_sizes(const uint16_t *rows, int64_t n, __m256i last) {
-    const __m256i sizes = _mm256_set1_epi16(0x7fff);
+    const __m256i sizes = _mm256_set1_epi16(0x7fff), last_sizes = _mm256_and_si256(last, sizes);
     __m128i least[BFLOAT_ROWS];
     for (int j = 0; j < BFLOAT_ROWS; j++, rows += n) {
         __m256i largest = _mm256_setzero_si256(); /* the bits have the order of the numbers; NaN is the largest */
         int64_t g = 0;
         for (; g + 16 <= n; g += 16) largest = _mm256_max_epu16(largest, _mm256_and_si256(load_words(rows + g), sizes));
-        if (g < n) largest = _mm256_max_epu16(largest, _mm256_and_si256(load_words(rows + g), _mm256_and_si256(last, sizes)));
+        if (g < n) largest = _mm256_max_epu16(largest, _mm256_and_si256(load_words(rows + g), last_sizes));
         const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
         least[j] = _mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1))); /* finds the smallest of eight */
     }
-    const __m128i all = _mm_unpacklo_epi64(_mm_unpacklo_epi32(least[0], least[1]), _mm_unpacklo_epi32(least[2], least[3]));
+    const __m128i two = _mm_unpacklo_epi32(least[0], least[1]), others = _mm_unpacklo_epi32(least[2], least[3]);
+    const __m128i all = _mm_unpacklo_epi64(two, others);
     return _mm_castsi128_ps(_mm_xor_si128(_mm_slli_epi32(all, 16), _mm_set1_epi32((int)0xffff0000)));
 }
 
-/* The steps of four channels, as find_steps_as() has them, and zeros up to a multiple of 16. Of each row, 16 numbers at a time
- * are read. False: some have none. */
+/* The steps of four channels, as find_steps_as() has them, and zeros up to a multiple of 16. Of each row, 16 numbers at
+ * a time are read. False: some have none. */
 INLINE bool find_bfloat_steps(const uint16_t *rows, int64_t n, int64_t place) {
     static const uint16_t masks[32] = {[0 ... 15] = 0xffff};
     const __m256i last = load_words(masks + 16 - n % 16);
-    const __m128 most = largest_sizes(rows, n, last), fifteen = _mm_set1_ps(MOST_STEPS), one = _mm_div_ps(most, fifteen);
+    const __m128 most = largest_sizes(rows, n, last), fifteen = _mm_set1_ps(MOST_STEPS);
+    const __m128 one = _mm_div_ps(most, fifteen);
     float per_unit[BFLOAT_ROWS];
     _mm_storeu_ps(per_unit, _mm_and_ps(_mm_div_ps(fifteen, most), _mm_cmpgt_ps(most, _mm_setzero_ps())));
     _mm_storeu_ps(steps.units + place, one);
@@ -51,7 +53,8 @@ INLINE bool find_bfloat_steps(const uint16_t *rows, int64_t n, int64_t place) {
         uint16_t *at = steps.at[place + j];
         int64_t g = 0;
         for (; g + 16 <= n; g += 16) store_words(at + g, sixteen_steps(load_words(rows + g), unit, inverse, &differ));
-        if (g < n) store_words(at + g, sixteen_steps(_mm256_and_si256(load_words(rows + g), last), unit, inverse, &differ));
+        if (g == n) continue;
+        store_words(at + g, sixteen_steps(_mm256_and_si256(load_words(rows + g), last), unit, inverse, &differ));
     }
     return _mm256_testz_si256(differ, differ);
 }
@@ -121,12 +124,13 @@ INLINE int64_t sum_of_lanes(__m256i v) {
     {                                                                                              \
         const int8_t *codes = w + j * stride;                                                      \
         const code_bytes first = code_bytes_at(codes), second = code_bytes_at(codes + (size == 128 ? 32 : 0)); \
-        const __m256i step = step_words(steps.at[(place + j) % STEPPED_CHANNELS] + g, size);                            \
+        const __m256i step = step_words(steps.at[(place + j) % STEPPED_CHANNELS] + g, size);       \
         TOKENS_##R(MULTIPLY_STEPPED, j)                                                            \
     }
 #define ADD_CHANNEL(R, j) TOKENS_##R(ADD_STEPPED, j)
 
-/* fetch_codes() of the same bytes of each row: where rows are met in parts, the next lines are not those of the next rows. */
+/* fetch_codes() of the same bytes of each row: where rows are met in parts, the next lines are not those of the next
+ * rows. */
 INLINE void fetch_rows(code_fetch fetch, int rows, int64_t stride, int64_t from, int64_t bytes) {
     if (from % 64 == 0 || bytes == 64)
         for (int j = 0; j < rows; j++) fetch_codes(fetch, j * stride + from, 64);
@@ -136,7 +140,8 @@ INLINE void fetch_rows(code_fetch fetch, int rows, int64_t stride, int64_t from,
 typedef void (*stepped_fn)(const int8_t *x, int64_t row_bytes, const int8_t *w, int64_t stride, int place, int64_t g,
                            int64_t g_end, int64_t (*sums)[STEPPED_TOKENS]);
 #define DEFINE_STEPPED(R, C, of_size, of_split)                                                    \
-    NOINLINE void stepped_##R##_##of_size##_##of_split(const int8_t *x, int64_t row_bytes, const int8_t *w, int64_t stride, \
+    NOINLINE void stepped_##R##_##of_size##_##of_split(const int8_t *x, int64_t row_bytes,         \
+                                                       const int8_t *w, int64_t stride,            \
                                                        int place, int64_t g, int64_t g_end,        \
                                                        int64_t (*sums)[STEPPED_TOKENS]) {          \
         enum { size = of_size, is_split = of_split };                                              \
@@ -161,10 +166,11 @@ DEFINE_STEPPED_OF(1, 4)
 DEFINE_STEPPED_OF(2, 2)
 DEFINE_STEPPED_OF(3, 1)
 DEFINE_STEPPED_OF(4, 1)
-static const stepped_fn stepped_tiles[STEPPED_TOKENS][3][2] = {STEPPED_OF(1), STEPPED_OF(2), STEPPED_OF(3), STEPPED_OF(4)};
+static const stepped_fn stepped_tiles[STEPPED_TOKENS][3][2] = {STEPPED_OF(1), STEPPED_OF(2), STEPPED_OF(3),
+                                                               STEPPED_OF(4)};
 
-/* What a token's corrections add to a channel's sum: theirs times the steps. The lower 12 bits of each and the others lie apart,
- * as 16-bit integers, with zeros up to a multiple of 16. */
+/* What a token's corrections add to a channel's sum: theirs times the steps. The lower 12 bits of each and the others
+ * lie apart, as 16-bit integers, with zeros up to a multiple of 16. */
 static _Thread_local int16_t low_bits[PLACES], high_bits[PLACES];
 INLINE void part_corrections(const int32_t *restrict corrections, int64_t n) {
     for (int64_t g = 0; g < n; g++) low_bits[g] = corrections[g] & 4095, high_bits[g] = (int16_t)(corrections[g] >> 12);

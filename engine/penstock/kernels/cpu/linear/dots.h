@@ -236,7 +236,8 @@ INLINE void plain_product(tile_place *p, const int rows, const bool is_split) {
 }
 
 /* A group's sum times a scale, and the sum of inputs times a minimum, are exact in double. */
-INLINE void grouped_product(tile_place *p, const int rows, const bool is_split, const int kind, const bool has_minimum) {
+INLINE void grouped_product(tile_place *p, const int rows, const bool is_split, const int kind,
+                            const bool has_minimum) {
     const activations *a = p->l->a;
     const int per_token = is_split ? 2 : 1, tokens = rows / per_token;
     tile_scales found;

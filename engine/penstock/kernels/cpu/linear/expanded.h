@@ -2,8 +2,8 @@
  * these. Part of linear.h. */
 #pragma once
 
-/* With fewer tokens, the codes' own kernels are faster (those of AVX2: codes_stepped.h). The expanded channels stay in the L2
- * cache. */
+/* With fewer tokens, the codes' own kernels are faster (those of AVX2: codes_stepped.h). The expanded channels stay
+ * in the L2 cache. */
 enum { STEPS_FROM_TOKENS = HAS_CODE_BYTES ? 5 : 4 };
 enum { EXPANDED_BYTES = 256 << 10, LEAST_EXPANDED = 8 };
 static _Thread_local int8_t expanded[EXPANDED_BYTES] __attribute__((aligned(64)));
@@ -44,7 +44,8 @@ static int64_t stepped_channels(const linear *l, int64_t column, int64_t column_
         some.kind = INT8, some.shift = 0, some.row_bytes = width, some.num_groups = 1;
         some.qweight = expanded, some.scale = steps.units + column % STEPPED_CHANNELS;
         some.y = l->y + column, some.bias = l->bias ? l->bias + column : NULL;
-        some.columns_per_task = INT64_MAX, some.after = l->qweight + stop * l->row_bytes, some.after_bytes = l->row_bytes;
+        some.columns_per_task = INT64_MAX;
+        some.after = l->qweight + stop * l->row_bytes, some.after_bytes = l->row_bytes;
         for (int64_t c = column; c < stop; c++) expand_channel(l, c, expanded + (c - column) * width);
         linear_rest(&some, linear_fast(&some, 0, stop - column), stop - column);
     }

@@ -1,8 +1,9 @@
 /* A few tokens by INT8 as it lies, with a scale per channel, by pmaddwd on vectors of 256 bits. Part of int16.h.
  *
- * Two channels by up to six tokens: twelve sums, two vectors of weights, one of activations and one of products fill the 16
- * registers. Each tile widens its weights again, which costs less than packing them into a panel (panel_avx2.h), as that pays
- * only when many tokens meet it. The weights of a second tile lie in the L1 cache, and activations in the L2 cache. */
+ * Two channels by up to six tokens: twelve sums, two vectors of weights, one of activations and one of products fill
+ * the 16 registers. Each tile widens its weights again, which costs less than packing them into a panel (panel_avx2.h),
+ * as that pays only when many tokens meet it. The weights of a second tile lie in the L1 cache, and activations in the
+ * L2 cache. */
 #pragma once
 
 enum { FEW_FROM_TOKENS = 4, FEW_LEAST = 3, FEW_TOKENS = 18, FEW_ROWS = 6, FEW_CHANNELS = 2 };
@@ -28,8 +29,8 @@ typedef struct {
     int64_t stride;
     int rows;
 } row_fetch;
-/* Adds the sums of two channels, `stride` bytes apart, by R tokens and a multiple of STEP inputs to `totals`: those of the
- * first channel, then those of the second. */
+/* Adds the sums of two channels, `stride` bytes apart, by R tokens and a multiple of STEP inputs to `totals`: those of
+ * the first channel, then those of the second. */
 typedef void (*few_fn)(const int16_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t num_inputs,
                        row_fetch next, vec4 *totals);
 #define DEFINE_FEW(R)                                                                              \
@@ -47,7 +48,8 @@ typedef void (*few_fn)(const int16_t *x, int64_t padded, const int8_t *w, int64_
         __m256i all[FEW_CHANNELS][R];                                                              \
         FEW_##R(STORE_FEW)                                                                         \
         const __m256i *one = all[0], none = {};                                                    \
-        for (int i = 0; i + 4 <= 2 * R; i += 4, one += 4) add_sums(one[0], one[1], one[2], one[3], num_inputs, totals++); \
+        for (int i = 0; i + 4 <= 2 * R; i += 4, one += 4)                                          \
+            add_sums(one[0], one[1], one[2], one[3], num_inputs, totals++);                        \
         if (R % 2) add_sums(one[0], one[1], none, none, num_inputs, totals);                       \
     }
 DEFINE_FEW(3)
@@ -68,7 +70,8 @@ static void few_tile(const linear *l, int64_t token, int64_t tokens, int64_t col
     for (int j = 0; j < FEW_CHANNELS; j++, column++)
         for (int64_t i = 0; i < tokens; i++) {
             const int64_t at = j * tokens + i;
-            const float y = (float)(totals[at / 4][at % 4] * ((double)a->token_scales[token + i] * (double)l->scale[column]));
+            const double scale = (double)a->token_scales[token + i] * (double)l->scale[column];
+            const float y = (float)(totals[at / 4][at % 4] * scale);
             l->y[(token + i) * l->out_features + column] = l->bias ? y + l->bias[column] : y;
         }
 }

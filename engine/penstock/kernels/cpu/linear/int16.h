@@ -1,5 +1,5 @@
-/* Products with pmaddwd, which every x86-64 has, on vectors as wide as there are: it multiplies int16 activations by weights sign-extended to int16,
- * and adds pairs of products in 32 bits. Part of linear.h. */
+/* Products with pmaddwd, which every x86-64 has, on vectors as wide as there are: it multiplies int16 activations by
+ * weights sign-extended to int16, and adds pairs of products in 32 bits. Part of linear.h. */
 #pragma once
 
 typedef double vec4 __attribute__((vector_size(32)));
@@ -116,8 +116,8 @@ DEFINE_SUMS(plain_sums, 1, FETCH_NOTHING)
 
 /* The exact sums of inputs k to k_end. The last few weights are copied, so that nothing behind them is read. */
 typedef void (*sums_fn)(const int16_t *, int64_t, const int8_t *, int64_t, int64_t, ahead, vec4 *);
-INLINE void sums_of(const linear *l, int64_t token, sums_fn add, int64_t column, int64_t apart, int64_t k, int64_t k_end,
-                    ahead next, vec4 *sums) {
+INLINE void sums_of(const linear *l, int64_t token, sums_fn add, int64_t column, int64_t apart, int64_t k,
+                    int64_t k_end, ahead next, vec4 *sums) {
     const activations *a = l->a;
     const int64_t stride = apart * a->in_features;
     const int8_t *w = l->qweight + column * a->in_features;
@@ -145,7 +145,8 @@ INLINE vec4 load_scales(const float *scale, int64_t stride) {
 }
 
 /* Some tokens by the channels column, column + apart, ... */
-INLINE void tile(const linear *l, int64_t token, const int tokens, sums_fn add, int64_t column, int64_t apart, ahead next) {
+INLINE void tile(const linear *l, int64_t token, const int tokens, sums_fn add, int64_t column, int64_t apart,
+                 ahead next) {
     const activations *a = l->a;
     const int64_t n = l->num_groups;
     const float *scale = l->scale + column * n;

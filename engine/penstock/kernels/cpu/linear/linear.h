@@ -161,7 +161,8 @@ static void quantize_tile(void *context, int64_t tile) { (void)context, (void)ti
 #endif
 
 #if !HAS_CODE_BYTES
-static bool takes_bytes(const linear *l, int64_t num_tokens, int64_t in_features, int activation_bits, bool is_stepped) {
+static bool takes_bytes(const linear *l, int64_t num_tokens, int64_t in_features, int activation_bits,
+                        bool is_stepped) {
     return (void)l, (void)num_tokens, (void)in_features, (void)activation_bits, (void)is_stepped, false;
 }
 #endif
@@ -209,7 +210,8 @@ INLINE int64_t exact_sum(const linear *l, int64_t column, int64_t token, int64_t
             const integer *restrict x = a->rows + row * a->padded + k;
             int32_t some = 0; /* 256 products of at most 2^15 * 2^7 */
             if ((HAS_PAIRS && a->rows_per_token == 2) || a->in_tiles || k < a->halved)
-                for (int64_t i = k; i < stop; i++) some += w[i - k] * (integer)(a->rows[activation_at(a, row, i)] ^ a->flip);
+                for (int64_t i = k; i < stop; i++)
+                    some += w[i - k] * (integer)(a->rows[activation_at(a, row, i)] ^ a->flip);
             else
                 for (int64_t i = 0; i < stop - k; i++) some += (int16_t)w[i] * (int16_t)(integer)(x[i] ^ a->flip);
             dots[part] += some;

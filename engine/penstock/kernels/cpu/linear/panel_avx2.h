@@ -1,9 +1,9 @@
 /* Several tokens by pmaddwd on vectors of 256 bits. Part of int16.h.
  *
- * A panel of 16 channels by some inputs is packed as words (a lane per channel, two inputs each) into memory that stays in
- * the L1 cache, and all tokens pass over the panel, up to six at a time: twelve sums, two vectors of weights and one of
- * activations fill the 16 registers. Weights are widened once for all tokens, sums need no addition of lanes, and the loop
- * has little but pmaddwd and additions, which are the limit. */
+ * A panel of 16 channels by some inputs is packed as words (a lane per channel, two inputs each) into memory that stays
+ * in the L1 cache, and all tokens pass over the panel, up to six at a time: twelve sums, two vectors of weights and one
+ * of activations fill the 16 registers. Weights are widened once for all tokens, sums need no addition of lanes, and
+ * the loop has little but pmaddwd and additions, which are the limit. */
 #pragma once
 
 enum {
@@ -24,8 +24,8 @@ static _Thread_local struct {
     double minima[PANEL_GROUPS][PANEL] __attribute__((aligned(64)));
 } panel;
 
-/* The lines of the weights that are needed next, of 16 channels. Tiles prefetch them evenly, into the L2 cache: in the L1
- * cache, channels that lie 2 or 4 KB apart would take each other's place. */
+/* The lines of the weights that are needed next, of 16 channels. Tiles prefetch them evenly, into the L2 cache: in the
+ * L1 cache, channels that lie 2 or 4 KB apart would take each other's place. */
 typedef struct {
     const int8_t *at;
     int64_t row_bytes, in_row, left; /* in_row: lines left of this channel; left: of all channels */
@@ -47,8 +47,8 @@ typedef struct {
     line_fetch fetch;
 } block;
 
-/* 32 weights as bytes: INT8 in turns 0, 2, 1, 3 within four, codes in their order. So the first and the third of four are
- * inputs whose activations lie side by side (those of codes as `words`). */
+/* 32 weights as bytes: INT8 in turns 0, 2, 1, 3 within four, codes in their order. So the first and the third of four
+ * are inputs whose activations lie side by side (those of codes as `words`). */
 INLINE __m256i bytes_of(const int8_t *w, const uint8_t *table, const int kind) {
     if (kind == INT8) {
         const __m128i turns = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
@@ -122,8 +122,8 @@ NOINLINE void pack_table(const block *b) { pack(b, INT4_TABLE); }
 typedef struct {
     bool is_grouped, has_corrections, has_minimum;
 } sum_kind;
-/* Adds a group's sums of a token and eight channels to their totals. A sum times a scale is exact in double, so that only
- * the additions of groups round. */
+/* Adds a group's sums of a token and eight channels to their totals. A sum times a scale is exact in double, so that
+ * only the additions of groups round. */
 INLINE void add_sums_of(sum_kind kind, __m256i sums, int32_t minus, const double *scales, const double *minima,
                         double *totals) {
     if (kind.has_corrections) sums = _mm256_add_epi32(sums, _mm256_set1_epi32(minus));

@@ -1,7 +1,7 @@
 /* One token times weights in planes by pmaddwd, joined in registers. Part of int16.h.
  *
- * 16 bytes of each plane have the weights of 32 inputs. Widened to words, they give those of even inputs and those of odd
- * inputs, 128 too large, which corrections make up for; activations lie so as well (`words` of activations). */
+ * 16 bytes of each plane have the weights of 32 inputs. Widened to words, they give those of even inputs and those of
+ * odd inputs, 128 too large, which corrections make up for; activations lie so as well (`words` of activations). */
 #pragma once
 
 typedef struct {
@@ -17,7 +17,8 @@ enum { MOST_PLANE_INPUTS = 1024, MOST_UPPER_INPUTS = 128 };
     {                                                                                              \
         const __m256i u = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(w[j].upper + k / 2))); \
         const __m256i v = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(w[j].lower + k / 2))); \
-        const __m256i even = _mm256_or_si256(_mm256_and_si256(_mm256_slli_epi16(u, 4), high), _mm256_and_si256(v, low)); \
+        const __m256i even = _mm256_or_si256(_mm256_and_si256(_mm256_slli_epi16(u, 4), high), \
+                                             _mm256_and_si256(v, low)); \
         const __m256i odd = _mm256_or_si256(_mm256_and_si256(u, high), _mm256_srli_epi16(v, 4));   \
         a##j = _mm256_add_epi32(a##j, _mm256_madd_epi16(even, x_even));                            \
         a##j = _mm256_add_epi32(a##j, _mm256_madd_epi16(odd, x_odd));                              \

@@ -52,8 +52,10 @@ INLINE void four_planes(const linear *l, int64_t column, int64_t apart, const in
     if (k < a->in_features) {
         const int64_t left = a->in_features - k;
         const __mmask64 bytes = first_bytes(left / 2), low = first_bytes(left), high = first_bytes(MAX(left, 64) - 64);
-        const __m512i x_first = _mm512_maskz_loadu_epi8(low, x + k), x_second = _mm512_maskz_loadu_epi8(high, x + k + 64);
-        const __m512i x2_first = _mm512_maskz_loadu_epi8(low, x2 + k), x2_second = _mm512_maskz_loadu_epi8(high, x2 + k + 64);
+        const __m512i x_first = _mm512_maskz_loadu_epi8(low, x + k),
+                      x_second = _mm512_maskz_loadu_epi8(high, x + k + 64);
+        const __m512i x2_first = _mm512_maskz_loadu_epi8(low, x2 + k),
+                      x2_second = _mm512_maskz_loadu_epi8(high, x2 + k + 64);
         MULTIPLY_REST(0) MULTIPLY_REST(1) MULTIPLY_REST(2) MULTIPLY_REST(3)
     }
     const float *s = l->scale + column, scales[4] = {s[0], s[apart], s[2 * apart], s[3 * apart]};
@@ -71,8 +73,10 @@ INLINE void token_by_planes(const linear *l, int64_t column, int64_t column_end,
     const __mmask64 bytes = first_bytes(l->row_bytes - at_byte);                                   \
     _mm_prefetch(u + at_byte + prefetch, _MM_HINT_T0);                                             \
     if (is_whole) _mm_prefetch(v + at_byte + prefetch, _MM_HINT_T0);                               \
-    const weights_128 w = in_order(_mm512_maskz_loadu_epi8(bytes, u + at_byte), _mm512_maskz_loadu_epi8(bytes, v + at_byte));
-#define ADD_ROWS(j, weights, at) ADD_PRODUCTS(a##j, b##j, weights, _mm512_loadu_si512(x + (at)), _mm512_loadu_si512(x2 + (at)))
+    const weights_128 w = in_order(_mm512_maskz_loadu_epi8(bytes, u + at_byte),                    \
+                                   _mm512_maskz_loadu_epi8(bytes, v + at_byte));
+#define ADD_ROWS(j, weights, at) ADD_PRODUCTS(a##j, b##j, weights, _mm512_loadu_si512(x + (at)), \
+                                              _mm512_loadu_si512(x2 + (at)))
 /* Two sums of 64 inputs each. */
 #define MULTIPLY_TWO(i, j)                                                                         \
     if (begin + 64 * i < k_end) {                                                                  \
@@ -114,7 +118,8 @@ INLINE void token_by_plane_groups(const linear *l, int64_t column, int64_t colum
     for (int64_t i = 0; i < apart; i++) {
         double totals[4] = {};
         for (int64_t g = 0; g < l->num_groups; g += num_sums)
-            for (int j = 0; j < 4; j++) add_plane_groups(l, column + i + j * apart, g, totals + j, rows, size, is_whole);
+            for (int j = 0; j < 4; j++)
+                add_plane_groups(l, column + i + j * apart, g, totals + j, rows, size, is_whole);
         for (int j = 0; j < 4; j++) store_total(l, column + i + j * apart, totals[j]);
     }
     linear_rest(l, column + 4 * apart, column_end);
@@ -139,7 +144,8 @@ static void one_token_planes(const linear *l, int64_t column, int64_t column_end
 }
 
 /* More rows: 16 channels by 128 inputs are joined at a time, and packed as pack() does it. */
-NOINLINE void pack_planes(const linear *l, const int8_t *w, int channels, int64_t first, int64_t inputs, streams *next) {
+NOINLINE void pack_planes(const linear *l, const int8_t *w, int channels, int64_t first, int64_t inputs,
+                          streams *next) {
     int8_t room[16][128] __attribute__((aligned(64)));
     const int64_t column = (w - l->qweight) / l->row_bytes;
     for (int64_t k = 0, some; k < inputs; k += 128) {
@@ -149,8 +155,8 @@ NOINLINE void pack_planes(const linear *l, const int8_t *w, int channels, int64_
             const int there = MAX(0, MIN(16, channels - c));
             for (int i = 0; i < there; i++) join_weights(l, column + c + i, first + k, some, room[i]);
             for (int64_t half = 0; half < some; half += 64)
-                pack_square(room[0] + half, 128, there, first_bytes(some - half), panel.weights + PANEL * (k + half) + 4 * c,
-                            table_of(l), 0, NULL, 0, INT8);
+                pack_square(room[0] + half, 128, there, first_bytes(some - half),
+                            panel.weights + PANEL * (k + half) + 4 * c, table_of(l), 0, NULL, 0, INT8);
         }
     }
 }

@@ -40,7 +40,8 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     const bool by_factors = l->kind == INT4_STEPS || l->kind == INT4_SHIFTS;
     const bool sums_groups = has_groups && !by_factors, in_amx = takes_tiles(l, num_tokens, size);
     const bool in_lanes = !in_amx && takes_lanes(l, num_tokens, activation_bits / 8), in_tiles = in_amx || in_lanes;
-    const bool has_words = l->lower ? joins_words(l, num_tokens, in_features) : l->kind == INT4 || l->kind == INT4_TABLE;
+    const bool has_words = l->lower ? joins_words(l, num_tokens, in_features)
+                                    : l->kind == INT4 || l->kind == INT4_TABLE;
     const int64_t words = has_words && !in_bytes && !in_tiles ? code_block(num_tokens, activation_bits) : 0;
     const int rows_per_token = HAS_BYTES && activation_bits == 16 && !words ? 2 : 1;
     const bool has_halves = by_factors || (l->lower && l->num_groups == 1);
@@ -50,7 +51,8 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     const int64_t num_rows = in_tiles ? num_tiles_of(num_tokens, rows_per_token) * TILE : num_tokens * rows_per_token;
     a->num_tokens = num_tokens, a->in_features = in_features, a->padded = padded;
     a->group_size = sums_groups ? size : in_features, a->num_groups = sums_groups ? l->num_groups : 1;
-    a->rows_per_token = rows_per_token, a->words = words, a->in_bytes = in_bytes, a->is_split = activation_bits == 16, a->in_tiles = in_tiles, a->offset = offset;
+    a->rows_per_token = rows_per_token, a->words = words, a->in_bytes = in_bytes;
+    a->is_split = activation_bits == 16, a->in_tiles = in_tiles, a->offset = offset;
     a->halved_by = !is_halved ? 0 : has_halves ? 128 : size;
     a->halved = !is_halved ? 0 : has_blocks ? padded : in_amx ? in_features : in_features / 128 * 128;
     a->limit = activation_bits == 16 ? 32512.0f : 127.0f;
@@ -75,11 +77,12 @@ static void quantize_some(void *context, int64_t index) {
     else quantize_token(context, index);
 }
 
-/* Tasks balance cores that other work slows down: eight a thread with one token, whose tasks are long streams, else 24. A
- * task of 64 channels is worth starting, or of 48, the channels of whole strips, where lanes are rows. */
+/* Tasks balance cores that other work slows down: eight a thread with one token, whose tasks are long streams, else 24.
+ * A task of 64 channels is worth starting, or of 48, the channels of whole strips, where lanes are rows. */
 static int64_t task_columns(int64_t num_columns, const activations *a) {
     const int64_t least = a->in_tiles && a->flip ? LANE_TASK : 64;
-    return MAX(least, num_columns / ((a->num_tokens > 1 ? 24 : 8) * (atomic_load(&pool.num_wanted) + 1)) / least * least);
+    const int64_t num_tasks = (a->num_tokens > 1 ? 24 : 8) * (atomic_load(&pool.num_wanted) + 1);
+    return MAX(least, num_columns / num_tasks / least * least);
 }
 
 /* Quantizes the activations into `scratch`, and computes what `l` has of weights and results. */
@@ -96,8 +99,8 @@ static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t 
 }
 
 /* y = x W^T (+ bias). The inputs of an output channel form num_groups groups of equal size, each with a scale of
- * its own. `scratch` holds num_tokens * (2 * padded + 8 * num_groups + 4) bytes, where padded is in_features rounded up to
- * 128, and num_tokens is rounded up to 8 if it is more than 1. */
+ * its own. `scratch` holds num_tokens * (2 * padded + 8 * num_groups + 4) bytes, where padded is in_features rounded up
+ * to 128, and num_tokens is rounded up to 8 if it is more than 1. */
 EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
                                  const int8_t *qweight, const float *scale, int64_t num_groups, const float *bias,
                                  int64_t out_features, int activation_bits, float *y, void *scratch) {
@@ -106,13 +109,13 @@ EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_t
     compute_linear(&l, x, x_stride, num_tokens, in_features, WEIGHT_OFFSET, activation_bits, scratch);
 }
 
-/* A product with weights in planes, but for bias and results: the number of inputs is even, and channels of the lower plane
- * lie `lower_bytes` apart. */
+/* A product with weights in planes, but for bias and results: the number of inputs is even, and channels of the lower
+ * plane lie `lower_bytes` apart. */
 static linear planes_linear(const int8_t *upper, const uint8_t *lower, int64_t lower_bytes, const float *scale,
                             int64_t num_groups, int64_t in_features, int64_t out_features) {
-    return (linear){.qweight = upper, .lower = lower, .lower_bytes = lower_bytes, .scale = scale, .out_features = out_features,
-                    .num_groups = num_groups, .kind = INT8, .shift = 1, .row_bytes = in_features / 2,
-                    .is_grouped = num_groups > 1};
+    return (linear){.qweight = upper, .lower = lower, .lower_bytes = lower_bytes, .scale = scale,
+                    .out_features = out_features, .num_groups = num_groups, .kind = INT8, .shift = 1,
+                    .row_bytes = in_features / 2, .is_grouped = num_groups > 1};
 }
 
 /* The same as penstock_int8_linear with weights in planes. */

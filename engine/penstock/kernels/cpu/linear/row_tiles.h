@@ -31,7 +31,8 @@ INLINE void transpose_words(const int8_t *rows, int64_t stride, int8_t *to, int6
     store_columns(r, to, apart);
 }
 
-/* Quantizing activations into tiles: 128 inputs of all rows of a tile at a time. Rows without a token have no meaning. */
+/* Quantizing activations into tiles: 128 inputs of all rows of a tile at a time. Rows without a token have no
+ * meaning. */
 INLINE void quantize_inputs(const activations *a, int64_t token, int64_t k, float divisor, int8_t *hi, int8_t *lo) {
     const int64_t half = a->halved_by ? a->halved_by : 1, size = a->num_groups > 1 ? a->group_size : 128;
     const int64_t row = token * a->rows_per_token;

@@ -55,8 +55,8 @@ INLINE bool step_places(const linear *l, int64_t column, int64_t g, int64_t coun
     }
     return !differ;
 }
-/* The same of 32 bfloat16 numbers at a time: a word of 32 bits has two of them, and with the other half cleared each is a
- * float32. (A negative zero counts as no step.) */
+/* The same of 32 bfloat16 numbers at a time: a word of 32 bits has two of them, and with the other half cleared each is
+ * a float32. (A negative zero counts as no step.) */
 INLINE bool bfloat_places(const uint16_t *scales, int64_t n, float unit, float per_unit, uint16_t *restrict at,
                           const bool as_places) {
     const __m512i high = _mm512_set1_epi32((int)0xffff0000);
@@ -86,7 +86,8 @@ INLINE float largest_bfloat(const uint16_t *scales, int64_t n) {
     const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(largest), _mm512_extracti64x4_epi64(largest, 1));
     const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
     /* An instruction finds the smallest of eight. */
-    const uint32_t bits = ~(uint32_t)_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)))) << 16;
+    const uint32_t bits =
+        ~(uint32_t)_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)))) << 16;
     float most;
     memcpy(&most, &bits, 4);
     return most;

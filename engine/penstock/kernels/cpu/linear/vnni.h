@@ -66,7 +66,8 @@ INLINE int64_t lower_of(const linear *l) { return l->lower_bytes ? (const int8_t
 INLINE void fetch_streams(streams *next) {
     for (next->due += next->rate; next->due >= DUE && next->lines > 0; next->due -= DUE, next->lines--) {
         for (int i = 0; i < STREAMS; i++) _mm_prefetch(next->at + i * next->apart, _MM_HINT_T1);
-        for (int i = 0; next->lower && i < STREAMS; i++) _mm_prefetch(next->at + next->lower + i * next->apart, _MM_HINT_T1);
+        for (int i = 0; next->lower && i < STREAMS; i++)
+            _mm_prefetch(next->at + next->lower + i * next->apart, _MM_HINT_T1);
         next->at += 64;
     }
 }
@@ -88,7 +89,8 @@ static bool takes_few(const linear *l) {
     const int64_t num_rows = l->a->num_tokens * l->a->rows_per_token, size = l->a->group_size;
     if (l->kind != INT8 && l->kind != INT4_STEPS) return l->a->num_tokens == 1;
     if (l->a->num_groups == 1) return num_rows <= MOST_FEW_ROWS;
-    return num_rows <= MIN(tuning.few_rows, FEW_ROWS_GROUPED) && (size % 64 == 0 || (size == 32 && l->a->num_tokens == 1));
+    return num_rows <= MIN(tuning.few_rows, FEW_ROWS_GROUPED) &&
+        (size % 64 == 0 || (size == 32 && l->a->num_tokens == 1));
 }
 
 /* Computes all channels or none, and returns where the computed ones end. */
@@ -124,8 +126,8 @@ static void linear_tiles(const linear *l, int64_t column, int64_t column_end) {
     linear_lanes(l, column, column_end);
 }
 
-/* Whether lanes are rows of activations. Tiles that are not full lose to multiplying row by row. Weights that have to become
- * INT8 become so for each panel of rows, and a single tile of rows does not make up for it. */
+/* Whether lanes are rows of activations. Tiles that are not full lose to multiplying row by row. Weights that have to
+ * become INT8 become so for each panel of rows, and a single tile of rows does not make up for it. */
 static bool takes_lanes(const linear *l, int64_t num_tokens, int rows_per_token) {
     const int64_t num_rows = num_tokens * rows_per_token, lanes = num_tiles_of(num_tokens, rows_per_token) * TILE;
     if (num_rows <= MOST_FEW_ROWS && lanes - num_rows > lanes / 16) return false;

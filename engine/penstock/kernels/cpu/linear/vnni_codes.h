@@ -59,8 +59,8 @@ INLINE void eight_sums(const int8_t *w, const int8_t *x, int64_t left, int64_t p
     sums[0] = sum4(a0, a1, a2, a3), sums[1] = sum4(a4, a5, a6, a7);
 }
 
-/* Some groups of a token and a channel, whose scales and minima are there: eight, or sixteen of 32 inputs. A group's sum
- * of 16-bit activations fits 32 bits. */
+/* Some groups of a token and a channel, whose scales and minima are there: eight, or sixteen of 32 inputs. A group's
+ * sum of 16-bit activations fits 32 bits. */
 INLINE void add_coded_groups(const linear *l, int64_t column, int64_t g, const float *scales, const double *minima,
                              __m512i table, double *total, const int span, const bool is_half, const int kind,
                              const bool is_words, const bool has_minimum) {
@@ -82,8 +82,8 @@ INLINE void add_coded_groups(const linear *l, int64_t column, int64_t g, const f
         for (int64_t i = 0; i < n - g; i++) *total += parts[i];
 }
 
-/* Groups of 128, 64 or (halves of vectors) 32 inputs, of four far channels in turns: four streams. A channel's groups are
- * added in their order. */
+/* Groups of 128, 64 or (halves of vectors) 32 inputs, of four far channels in turns: four streams. A channel's groups
+ * are added in their order. */
 INLINE void token_by_codes(const linear *l, int64_t column, int64_t column_end, const int span, const bool is_half,
                            const int kind, const bool is_words, const bool has_minimum) {
     const int64_t apart = (column_end - column) / 4, rest = column + 4 * apart, n = l->num_groups;

@@ -1,9 +1,10 @@
 /* One token times 4-bit codes whose scales are integers (`factors`) times one number of the row: steps (steps.h), or
  * shifts, which are powers of two. With AVX512-VNNI. Part of vnni_one.h.
  *
- * A lane has eight inputs of one group. The sum of their products fits 16 bits, so vpdpwssd multiplies it by the group's
- * factor and adds it to the row's sum: no group has a sum of its own, and every integer is exact. The bits are those of
- * groups added one after the other in double, because those sums are exact, too: a row's sum has at most 47 bits. */
+ * A lane has eight inputs of one group. The sum of their products fits 16 bits, so vpdpwssd multiplies it by the
+ * group's factor and adds it to the row's sum: no group has a sum of its own, and every integer is exact. The bits are
+ * those of groups added one after the other in double, because those sums are exact, too: a row's sum has at most 47
+ * bits. */
 #pragma once
 
 enum { LANE_BLOCK = 128, LARGEST_INTEGER = 15, MOST_LANE_BLOCKS = 1024 };
@@ -18,8 +19,8 @@ INLINE uint32_t smallest_word(__m512i words) {
     return (uint32_t)_mm_cvtsi128_si32(_mm_minpos_epu16(eight)) & 0xffff;
 }
 
-/* The exponents of a row's scales, above the smallest one, as powers of two. `most`: the largest exponent that leaves room
- * for the sums. False: the scales are no powers of two, or too far apart. */
+/* The exponents of a row's scales, above the smallest one, as powers of two. `most`: the largest exponent that leaves
+ * room for the sums. False: the scales are no powers of two, or too far apart. */
 INLINE bool find_shifts(const linear *l, int64_t column, int most, uint16_t *restrict at, float *unit) {
     const int64_t n = l->num_groups;
     const uint16_t *scales = (const uint16_t *)l->numbers.scale + column * n;
@@ -48,7 +49,8 @@ INLINE bool find_shifts(const linear *l, int64_t column, int most, uint16_t *res
 
 /* The largest shift of a product: sums of four lanes over a whole row fit 32 bits, and a factor fits 16. */
 INLINE int most_shift(int64_t in_features) {
-    const int64_t blocks = (in_features + LANE_BLOCK - 1) / LANE_BLOCK, largest = 4 * 8 * LARGEST_INTEGER * 128 * blocks;
+    const int64_t blocks = (in_features + LANE_BLOCK - 1) / LANE_BLOCK,
+                  largest = 4 * 8 * LARGEST_INTEGER * 128 * blocks;
     return MIN(14, 30 - (63 - __builtin_clzll((uint64_t)largest)));
 }
 
@@ -57,7 +59,8 @@ static bool seems_shifted(const linear *l, int64_t in_features) {
     enum { SOME = 8 };
     uint16_t at[PLACES];
     float unit;
-    if (l->num_groups > MOST_STEPPED_GROUPS || l->numbers.dtype != 2 || l->has_minimum || l->numbers.sub_scale) return false;
+    if (l->num_groups > MOST_STEPPED_GROUPS || l->numbers.dtype != 2 || l->has_minimum || l->numbers.sub_scale)
+        return false;
     for (int i = 0; i < 16; i++)
         if (abs(l->table[i] - WEIGHT_OFFSET) > LARGEST_INTEGER) return false;
     for (int64_t i = 0; i < SOME; i++)
@@ -98,17 +101,21 @@ enum { LOWER_HALVES = 0x55555555 };
 
 /* The sums of four channels in double: eight sums of four lanes each have 32 bits. */
 INLINE __m256d sum_quarters(__m512i v) {
-    const __m256d first = _mm256_cvtepi32_pd(_mm512_castsi512_si128(v)), second = _mm256_cvtepi32_pd(_mm512_extracti32x4_epi32(v, 1));
-    const __m256d third = _mm256_cvtepi32_pd(_mm512_extracti32x4_epi32(v, 2)), last = _mm256_cvtepi32_pd(_mm512_extracti32x4_epi32(v, 3));
+    const __m256d first = _mm256_cvtepi32_pd(_mm512_castsi512_si128(v)),
+                  second = _mm256_cvtepi32_pd(_mm512_extracti32x4_epi32(v, 1));
+    const __m256d third = _mm256_cvtepi32_pd(_mm512_extracti32x4_epi32(v, 2)),
+                  last = _mm256_cvtepi32_pd(_mm512_extracti32x4_epi32(v, 3));
     return _mm256_add_pd(_mm256_add_pd(first, second), _mm256_add_pd(third, last));
 }
 
-/* Four channels. Their codes follow each other in memory, and those that lie `prefetch` bytes behind them come to the L2
- * cache meanwhile, in the order in which they lie: a processor follows such a stream by itself, and loses it where the lines
- * of four channels are asked for in turns. The activations are `halved`. */
-INLINE void four_by_factors(const linear *l, int64_t column, int place, const int rows, const int shift, const bool has_table) {
+/* Four channels. Their codes follow each other in memory, and those that lie `prefetch` bytes behind them come to the
+ * L2 cache meanwhile, in the order in which they lie: a processor follows such a stream by itself, and loses it where
+ * the lines of four channels are asked for in turns. The activations are `halved`. */
+INLINE void four_by_factors(const linear *l, int64_t column, int place, const int rows, const int shift,
+                            const bool has_table) {
     const activations *a = l->a;
-    const int64_t whole = a->in_features / LANE_BLOCK * LANE_BLOCK, prefetch = tuning.prefetch_bytes_int4, bytes = l->row_bytes;
+    const int64_t whole = a->in_features / LANE_BLOCK * LANE_BLOCK, prefetch = tuning.prefetch_bytes_int4,
+                  bytes = l->row_bytes;
     const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded, *w0 = l->qweight + column * l->row_bytes;
     const int8_t *w1 = w0 + bytes, *w2 = w1 + bytes, *w3 = w2 + bytes;
     const uint16_t *at0 = steps.at[place];
@@ -125,8 +132,11 @@ INLINE void four_by_factors(const linear *l, int64_t column, int place, const in
         memcpy(&four, at##n + (k >> shift), 8);                                                    \
         const __m512i factors = _mm512_maskz_permutexvar_epi16(LOWER_HALVES, groups, _mm512_set1_epi64(four)); \
         _mm_prefetch(w0 + 2 * k + 64 * n + prefetch, _MM_HINT_T1);                                 \
-        a##n = _mm512_dpwssd_epi32(a##n, _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(first, even, x_even), odd, x_odd), factors); \
-        if (rows > 1) b##n = _mm512_dpwssd_epi32(b##n, _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(second, even, x2_even), odd, x2_odd), factors); \
+        a##n = _mm512_dpwssd_epi32(a##n, _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(first, even, x_even), odd, x_odd), \
+                                   factors); \
+        if (rows > 1) \
+            b##n = _mm512_dpwssd_epi32(b##n, _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(second, even, x2_even), odd, \
+                                                                 x2_odd), factors); \
         __asm__("" : "+v"(a##n), "+v"(b##n));                                                      \
     }
 #define MULTIPLY_BLOCK(some)                                                                       \
@@ -156,9 +166,12 @@ NOINLINE void channel_in_order(const linear *l, int64_t column, int rows, bool h
         const int64_t left = a->in_features - k;
         CODES_AT(w + k / 2, left >= LANE_BLOCK ? ~(__mmask64)0 : ((__mmask64)1 << left / 2) - 1)
         const __m512i *corrections = lane_corrections[k / LANE_BLOCK];
-        __m512i sums = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(corrections[0], even, _mm512_loadu_si512(x + k)), odd, _mm512_loadu_si512(x + k + 64));
+        __m512i sums = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(corrections[0], even, _mm512_loadu_si512(x + k)), odd,
+                                           _mm512_loadu_si512(x + k + 64));
         if (rows > 1) {
-            const __m512i lower = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(corrections[1], even, _mm512_loadu_si512(x2 + k)), odd, _mm512_loadu_si512(x2 + k + 64));
+            const __m512i lower =
+                _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(corrections[1], even, _mm512_loadu_si512(x2 + k)), odd,
+                                    _mm512_loadu_si512(x2 + k + 64));
             sums = _mm512_add_epi32(_mm512_slli_epi32(sums, 8), lower);
         }
         sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_CDAB));
@@ -187,7 +200,8 @@ NOINLINE bool find_four_factors(const linear *l, int64_t column, int place, int 
 typedef void (*factors_fn)(const linear *l, int64_t column, int place);
 static void token_by_factors(const linear *l, int64_t column, int64_t column_end, factors_fn four, int rows) {
     const bool has_table = l->kind == INT4_SHIFTS;
-    const int64_t end = column + (column_end - column) / 4 * 4, scale_bytes = l->num_groups * (l->numbers.dtype == 0 ? 4 : 2);
+    const int64_t end = column + (column_end - column) / 4 * 4,
+                  scale_bytes = l->num_groups * (l->numbers.dtype == 0 ? 4 : 2);
     const char *scales = (const char *)l->numbers.scale + (column + FETCHED_SCALES) * scale_bytes;
     const int most = most_shift(l->a->in_features);
     correct_lanes(l->a, rows, has_table ? WEIGHT_OFFSET : SIGNED_CODES);

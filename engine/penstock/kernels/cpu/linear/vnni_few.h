@@ -1,14 +1,14 @@
 /* Few rows with AVX512-VNNI: weights are used as they lie, without packing. Part of vnni.h. */
 #pragma once
 
-/* More rows: tiles of up to four rows by four channels. The weights of a strip of eight channels are read as they lie, and
- * stay in the L1 cache while all rows pass over them, BLOCK_INPUTS inputs at a time so that they fit. Here the rows are
- * unsigned (`flip`), so that each vector of weights is used as it is loaded:
+/* More rows: tiles of up to four rows by four channels. The weights of a strip of eight channels are read as they lie,
+ * and stay in the L1 cache while all rows pass over them, BLOCK_INPUTS inputs at a time so that they fit. Here the rows
+ * are unsigned (`flip`), so that each vector of weights is used as it is loaded:
  * sum(w * x) = sum(w * (x + 128)) - 128 * sum(w), modulo 2^32. */
 enum { CHANNELS = 8, BLOCK_INPUTS = 2048, FEW_ROWS_GROUPED = 4 };
 
-/* Inputs of a strip from `first` on. The weights that are needed next begin at `next`, and come to the L2 cache: at each
- * step of 64 inputs a tile fetches `next_lines` lines (1, 2 or 4) of as many channels. */
+/* Inputs of a strip from `first` on. The weights that are needed next begin at `next`, and come to the L2 cache: at
+ * each step of 64 inputs a tile fetches `next_lines` lines (1, 2 or 4) of as many channels. */
 typedef struct {
     const linear *l;
     int64_t column, first, inputs;
@@ -111,9 +111,9 @@ INLINE void store_token(const strip *s, int64_t token, int c, __m256d total) {
     _mm_storeu_ps(l->y + token * l->out_features + s->column + c, y);
 }
 
-/* Multiply one, two or four rows by a block of inputs. Sums that end there go to y, or, times the scale of their group, to
- * the totals. With at most 128 inputs this product is exact as well, so only adding groups rounds. The first rows find the
- * sums of the weights, too. */
+/* Multiply one, two or four rows by a block of inputs. Sums that end there go to y, or, times the scale of their group,
+ * to the totals. With at most 128 inputs this product is exact as well, so only adding groups rounds. The first rows
+ * find the sums of the weights, too. */
 INLINE void few_tile(strip *s, int64_t row, const int rows, const bool is_split, const bool has_sums) {
     const activations *a = s->l->a;
     const int64_t size = a->group_size, token = row >> is_split, next_stride = s->l->row_bytes;
@@ -184,8 +184,8 @@ INLINE void load_strip_scales(strip *s, int64_t stop) {
         for (int j = 0; j < CHANNELS; j++) s->group_scales[i][j] = l->scale[(s->column + j) * n + g];
 }
 
-/* All rows by eight channels, behind which the weights go on at `next_column`. Tiles prefetch the next weights while they
- * compute; all tiles of four rows together fetch all that is next. */
+/* All rows by eight channels, behind which the weights go on at `next_column`. Tiles prefetch the next weights while
+ * they compute; all tiles of four rows together fetch all that is next. */
 INLINE void few_channels(const linear *l, int64_t column, int64_t next_column, const bool is_split) {
     static _Thread_local int8_t room[CHANNELS][BLOCK_INPUTS] __attribute__((aligned(64)));
     const int64_t k_end = l->a->in_features, num_rows = l->a->num_tokens << is_split;

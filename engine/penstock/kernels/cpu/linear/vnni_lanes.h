@@ -1,8 +1,8 @@
 /* Several tokens with AVX512-VNNI, a scale for each channel. Part of vnni.h.
  *
- * Activations lie in tiles of 16 rows (row_tiles.h): a vector has four inputs of each row. A channel's weights have the same
- * four inputs in a word, as they lie in memory, which is broadcast to all lanes; so a lane is a row. No weight is packed, no
- * lanes are added up, and each weight comes from memory once for a panel of up to 64 rows.
+ * Activations lie in tiles of 16 rows (row_tiles.h): a vector has four inputs of each row. A channel's weights have the
+ * same four inputs in a word, as they lie in memory, which is broadcast to all lanes; so a lane is a row. No weight is
+ * packed, no lanes are added up, and each weight comes from memory once for a panel of up to 64 rows.
  *
  * The rows are unsigned (`flip`), and the sums of the weights are found on the way:
  * sum(w * x) = sum(w * (x + 128)) - 128 * sum(w), modulo 2^32. */
@@ -119,7 +119,8 @@ static const lanes_fn LANES_FNS[LANE_TILES][3] = {{lanes_1_12, lanes_1_4, lanes_
                                                   {lanes_3_8, lanes_3_4, lanes_3_1},
                                                   {lanes_4_6, lanes_4_4, lanes_4_1}};
 static const int MOST_LANE_CHANNELS[LANE_TILES] = {12, 12, 8, 6};
-_Static_assert(LANES_EXPANDED <= LANE_TILES * TILE, "codes in steps: panels of one product have strips of the same channels");
+_Static_assert(LANES_EXPANDED <= LANE_TILES * TILE,
+               "codes in steps: panels of one product have strips of the same channels");
 
 /* How many channels are computed together where so many are left. */
 INLINE int lane_channels(int tiles, int64_t left) {
@@ -127,8 +128,8 @@ INLINE int lane_channels(int tiles, int64_t left) {
     return left >= most ? most : left >= 4 ? 4 : 1;
 }
 
-/* The weights of a strip's channels over some inputs as INT8. What lies behind them up to a multiple of 64 meets activations
- * of 0 and counts in `sums`, too. */
+/* The weights of a strip's channels over some inputs as INT8. What lies behind them up to a multiple of 64 meets
+ * activations of 0 and counts in `sums`, too. */
 static _Thread_local int8_t lane_room[LANE_CHANNELS][LANE_INPUTS] __attribute__((aligned(64)));
 NOINLINE void fill_lane_room(const lane_strip *s, int64_t k, int64_t inputs) {
     const linear *l = s->l;
@@ -182,14 +183,16 @@ INLINE void transpose_eight(__m256 r[8]) {
     }
 }
 
-/* Writes the results of eight tokens of a tile, the first of which is `token`, to y, for up to eight channels from c on.
- * `half` of the tile's lanes has their sums, or both halves do: hi and lo. `sums` are those of the channels' weights. */
-INLINE void store_eight(const lane_strip *s, int v, int c, int half, int64_t token, const int32_t *sums, const float *scales,
-                        const bool is_split) {
+/* Writes the results of eight tokens of a tile, the first of which is `token`, to y, for up to eight channels from c
+ * on. `half` of the tile's lanes has their sums, or both halves do: hi and lo. `sums` are those of the channels'
+ * weights. */
+INLINE void store_eight(const lane_strip *s, int v, int c, int half, int64_t token, const int32_t *sums,
+                        const float *scales, const bool is_split) {
     const linear *l = s->l;
     const int channels = MIN(8, s->channels - c);
     const int64_t there = MIN(8, l->a->num_tokens - token), column = s->column + c;
-    const __m512d of_tokens = _mm512_cvtps_pd(_mm256_maskz_loadu_ps(first_lanes((int)there), l->a->token_scales + token));
+    const __m512d of_tokens = _mm512_cvtps_pd(_mm256_maskz_loadu_ps(first_lanes((int)there),
+                                                                    l->a->token_scales + token));
     __m256 y[8];
     for (int j = 0; j < 8; j++) {
         if (j >= channels) {
@@ -200,7 +203,8 @@ INLINE void store_eight(const lane_strip *s, int v, int c, int half, int64_t tok
         const __m512i exact = _mm512_sub_epi32(s->parts[c + j][v], minus);
         const __m256i low = _mm512_castsi512_si256(exact), high = _mm512_extracti64x4_epi64(exact, 1);
         __m512d whole = _mm512_cvtepi32_pd(half ? high : low);
-        if (is_split) whole = _mm512_fmadd_pd(whole, _mm512_set1_pd(256), _mm512_cvtepi32_pd(high)); /* at most 40 bits */
+        if (is_split)
+            whole = _mm512_fmadd_pd(whole, _mm512_set1_pd(256), _mm512_cvtepi32_pd(high)); /* at most 40 bits */
         const __m512d both = _mm512_mul_pd(of_tokens, _mm512_set1_pd(scales[c + j]));
         y[j] = _mm512_cvtpd_ps(_mm512_mul_pd(whole, both));
     }
@@ -208,7 +212,8 @@ INLINE void store_eight(const lane_strip *s, int v, int c, int half, int64_t tok
     const __mmask8 mask = (1u << channels) - 1;
     const __m256 bias = l->bias ? _mm256_maskz_loadu_ps(mask, l->bias + column) : _mm256_setzero_ps();
     for (int64_t i = 0; i < there; i++)
-        _mm256_mask_storeu_ps(l->y + (token + i) * l->out_features + column, mask, l->bias ? _mm256_add_ps(y[i], bias) : y[i]);
+        _mm256_mask_storeu_ps(l->y + (token + i) * l->out_features + column, mask,
+                              l->bias ? _mm256_add_ps(y[i], bias) : y[i]);
 }
 static void store_lanes(const lane_strip *s, int v, const int32_t *sums, const float *scales) {
     const activations *a = s->l->a;
@@ -223,8 +228,8 @@ static void store_lanes(const lane_strip *s, int v, const int32_t *sums, const f
     }
 }
 
-/* A panel's tiles by the channels of a task, strip after strip. `sums` are those of the channels' weights, which the first
- * panel finds. */
+/* A panel's tiles by the channels of a task, strip after strip. `sums` are those of the channels' weights, which the
+ * first panel finds. */
 static void lane_panel(const linear *l, int64_t column, int64_t column_end, int64_t tile, int tiles, bool is_last,
                        int32_t *sums) {
     lane_strip s = {.l = l, .tile = tile, .tiles = tiles, .next_lower = lower_of(l)};

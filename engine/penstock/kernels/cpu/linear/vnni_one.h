@@ -48,8 +48,8 @@ INLINE void store_total(const linear *l, int64_t column, double total) {
     l->y[column] = l->bias ? y + l->bias[column] : y;
 }
 
-/* The products of a token and the channels column, column + apart, ...: four streams through the weights, which bring more
- * bytes a second than one. */
+/* The products of a token and the channels column, column + apart, ...: four streams through the weights, which bring
+ * more bytes a second than one. */
 INLINE void four_channels(const linear *l, int64_t column, int64_t apart, const int rows) {
     const activations *a = l->a;
     const int64_t k_end = a->in_features, whole = k_end / 64 * 64, prefetch = tuning.prefetch_bytes;
@@ -113,8 +113,8 @@ INLINE void scale_groups(const linear *l, int64_t column, int64_t group, __m256i
     _mm512_storeu_pd(parts, _mm512_mul_pd(exact, _mm512_cvtps_pd(scales)));
 }
 
-/* One token, groups of 128, 64 or (halves of vectors) 32 inputs: eight or sixteen groups of one channel, then of the next
- * one of four far channels, which are four streams here, too. Groups are added in their order. */
+/* One token, groups of 128, 64 or (halves of vectors) 32 inputs: eight or sixteen groups of one channel, then of the
+ * next one of four far channels, which are four streams here, too. Groups are added in their order. */
 #define MULTIPLY_GROUP(j)                                                                          \
     for (int64_t k = begin + j * span, stop = MIN(k + span, k_end); k < stop; k += 64) {           \
         const __m512i ws = as_unsigned(_mm512_maskz_loadu_epi8(k < whole ? ~(__mmask64)0 : tail, w + k)); \

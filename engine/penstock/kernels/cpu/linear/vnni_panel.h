@@ -1,10 +1,10 @@
 /* Many rows, and groups, with AVX512-VNNI: panels of weights are packed. Part of vnni.h. */
 #pragma once
 
-/* Rows that are too many for lanes, and groups: a panel of 64 channels by some inputs is packed (a lane per channel, four inputs each) into
- * memory that stays in the core's caches, and all rows pass over the panel, six at a time. With few rows, a panel
- * fits into the L1 cache, so that packing and arithmetic alternate while memory delivers. With many rows, a panel has
- * so many inputs that its sums are rarely stored. A thread keeps its panel from call to call. */
+/* Rows that are too many for lanes, and groups: a panel of 64 channels by some inputs is packed (a lane per channel,
+ * four inputs each) into memory that stays in the core's caches, and all rows pass over the panel, six at a time. With
+ * few rows, a panel fits into the L1 cache, so that packing and arithmetic alternate while memory delivers. With many
+ * rows, a panel has so many inputs that its sums are rarely stored. A thread keeps its panel from call to call. */
 enum {
     PANEL = 64,
     PANEL_FEW_ROWS = 128,
@@ -47,7 +47,8 @@ INLINE void pack(const linear *l, const int8_t *w, int channels, int64_t first, 
             const int8_t *from = w + c * stride + (kind == INT8 ? k : k / 2);
             const __mmask64 all = ~(__mmask64)0, some = inputs - k >= 64 ? all : ((__mmask64)1 << (inputs - k)) - 1;
             uint16_t(*at)[PLACES] = steps.at + c;
-            if (channels - c >= 16 && some == all) pack_square(from, stride, 16, all, to, table, first + k, at, shift, kind);
+            if (channels - c >= 16 && some == all)
+                pack_square(from, stride, 16, all, to, table, first + k, at, shift, kind);
             else pack_square(from, stride, channels - c, some, to, table, first + k, at, shift, kind);
         }
     }

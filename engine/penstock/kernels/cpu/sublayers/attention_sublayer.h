@@ -1,9 +1,9 @@
-/* The attention of a layer with what lies around it, from the hidden state to the input of the mlp, in one call. Part of
- * cpu.c.
+/* The attention of a layer with what lies around it, from the hidden state to the input of the mlp, in one call. Part
+ * of cpu.c.
  *
- * The call consists of the functions that other calls consist of, in the same order, so that it has their bits. It saves what
- * lies between them: for one token, going back to Python ten times takes longer than all but the products. The functions
- * are exported, so no compiler makes a second copy of one of them here, which could round differently. */
+ * The call consists of the functions that other calls consist of, in the same order, so that it has their bits. It
+ * saves what lies between them: for one token, going back to Python ten times takes longer than all but the products.
+ * The functions are exported, so no compiler makes a second copy of one of them here, which could round differently. */
 #pragma once
 
 /* AttentionSublayer of attention_sublayer.py. */
@@ -20,20 +20,20 @@ static void multiply(const expert_matrix *m, const float *bias, const float *x, 
                      float *y, void *scratch) {
     const group_numbers *n = &m->numbers;
     if (m->table)
-        penstock_int4_linear(x, m->in_features, num_tokens, m->in_features, m->qweight, m->table, n->scale, n->minimum, n->sub_scale,
-                             n->sub_minimum, n->dtype, n->block_groups, m->num_groups, bias, m->out_features, activation_bits,
-                             y, scratch);
+        penstock_int4_linear(x, m->in_features, num_tokens, m->in_features, m->qweight, m->table, n->scale, n->minimum,
+                             n->sub_scale, n->sub_minimum, n->dtype, n->block_groups, m->num_groups, bias,
+                             m->out_features, activation_bits, y, scratch);
     else if (m->lower)
-        penstock_planes_linear(x, m->in_features, num_tokens, m->in_features, m->qweight, m->lower, m->lower_bytes, n->scale,
-                               m->num_groups, bias, m->out_features, activation_bits, y, scratch);
+        penstock_planes_linear(x, m->in_features, num_tokens, m->in_features, m->qweight, m->lower, m->lower_bytes,
+                               n->scale, m->num_groups, bias, m->out_features, activation_bits, y, scratch);
     else
         penstock_int8_linear(x, m->in_features, num_tokens, m->in_features, m->qweight, n->scale, m->num_groups, bias,
                              m->out_features, activation_bits, y, scratch);
 }
 
 /* Heads of q and k with norms, one token after the other, from rows of `from` to rows of `to`. */
-static void norm_heads(const attention_sublayer *s, int64_t num_kv_heads, int64_t d, int64_t num_tokens, const float *from,
-                       int64_t from_stride, float *to, int64_t to_stride) {
+static void norm_heads(const attention_sublayer *s, int64_t num_kv_heads, int64_t d, int64_t num_tokens,
+                       const float *from, int64_t from_stride, float *to, int64_t to_stride) {
     const int64_t keys = s->num_heads * d;
     for (int64_t t = 0; t < num_tokens; t++) {
         const float *x = from + t * from_stride;
@@ -43,9 +43,9 @@ static void norm_heads(const attention_sublayer *s, int64_t num_kv_heads, int64_
     }
 }
 
-/* `summed` is hidden + attention(norm(hidden)), and `normed` the next norm of that, each [num_tokens, width]. cos and sin are
- * [num_tokens, half], or NULL in a layer without rope. attention_sublayer.py says how large `scratch` is; `partials` are
- * those of penstock_paged_attention. Returns what penstock_write_kv returns. */
+/* `summed` is hidden + attention(norm(hidden)), and `normed` the next norm of that, each [num_tokens, width]. cos and
+ * sin are [num_tokens, half], or NULL in a layer without rope. attention_sublayer.py says how large `scratch` is;
+ * `partials` are those of penstock_paged_attention. Returns what penstock_write_kv returns. */
 EXPORT int penstock_attention_sublayer(const attention_sublayer *s, const float *hidden, int64_t num_tokens,
                                        const float *cos, const float *sin, int64_t half, const int64_t *slot_mapping,
                                        void *k_cache, void *v_cache, int form, int64_t num_kv_heads, int64_t head_dim,
@@ -74,11 +74,12 @@ EXPORT int penstock_attention_sublayer(const attention_sublayer *s, const float 
         norm_heads(s, num_kv_heads, d, num_tokens, qkv, row, heads, values);
         q = heads, stride = values;
     }
-    const int has_clamped = penstock_write_kv(q + keys, stride, qkv + values, row, num_tokens, slot_mapping, k_cache, v_cache,
-                                              form, num_kv_heads, d, block_size);
-    penstock_paged_attention(q, stride, attended, keys, s->num_heads, k_cache, v_cache, form, num_kv_heads, d, block_size,
-                             block_tables, max_blocks, query_start, context_lens, prefix_lens, num_seqs, s->scale, s->softcap,
-                             s->window, s->chunk, NULL, NULL, 0, 0, NULL, s->sinks, 0, tiles, partials);
+    const int has_clamped = penstock_write_kv(q + keys, stride, qkv + values, row, num_tokens, slot_mapping, k_cache,
+                                              v_cache, form, num_kv_heads, d, block_size);
+    penstock_paged_attention(q, stride, attended, keys, s->num_heads, k_cache, v_cache, form, num_kv_heads, d,
+                             block_size, block_tables, max_blocks, query_start, context_lens, prefix_lens, num_seqs,
+                             s->scale, s->softcap, s->window, s->chunk, NULL, NULL, 0, 0, NULL, s->sinks, 0, tiles,
+                             partials);
     multiply(s->o, s->o_bias, attended, num_tokens, activation_bits, summed, products);
     for (int64_t i = 0; i < num_tokens * width; i++) summed[i] = hidden[i] + summed[i];
     penstock_rms_norm(summed, width, num_tokens, width, s->post_norm, s->offset, s->eps, normed);

@@ -47,6 +47,7 @@ class Bloom(GPT):
         return replace(
             base,
             intermediate_size=4 * base.hidden_size,
+            biases_scores=True,
             has_normed_residual=flag(config, "apply_residual_connection_post_layernorm", False),
         )
 

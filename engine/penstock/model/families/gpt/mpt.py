@@ -64,7 +64,8 @@ class MPT(GPT):
             has_mlp_bias=False,
         )
         bias_max = count(attention, "alibi_bias_max", default=8)
-        return MPTSpec(**vars(base) | {"intermediate_size": 4 * base.hidden_size}, alibi_bias_max=bias_max)
+        own = {"intermediate_size": 4 * base.hidden_size, "biases_scores": True}
+        return MPTSpec(**vars(base) | own, alibi_bias_max=bias_max)
 
     def attention_spec(self) -> AttentionSpec:
         slopes = alibi_slopes(self.spec.num_heads, self.spec.alibi_bias_max).to(self.device)
