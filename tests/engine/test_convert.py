@@ -352,7 +352,7 @@ def test_a_disk_that_is_too_small_is_told_first(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1000))  # type: ignore
-    with pytest.raises(CapacityError, match=r"needs 0\.\d GB more, but only 0\.0 GB are free"):
+    with pytest.raises(CapacityError, match=r"needs 0\.\d\d MiB more, .* but only 0\.98 KiB are free"):
         convert(store_of(tiny_llama), tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.safetensors"))
 
