@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,19 @@ def test_errors_of_loading_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(loading, "find_model", find)
     with pytest.raises(CheckpointNotFound):
         load_engine(Settings(model="m"))
+
+
+def test_a_cache_that_may_not_be_read_has_no_converted_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service often has the home folder of somebody else."""
+
+    def stat(path: Any, **_: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as denied:
+        denied.setattr(os, "stat", stat)
+        assert loading.find_converted(tmp_path, "owner/name") is None
 
 
 def test_a_log_gets_few_lines(caplog: pytest.LogCaptureFixture) -> None:
