@@ -94,6 +94,10 @@ class EngineThread:
             pass
         except PenstockError as error:
             end = self._dead(str(error))
+        except OSError as error:
+            if error.filename is None:
+                logger.exception("the engine thread failed")
+            end = self._dead(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
         except BaseException as error:  # the last line of defence, also for panics of Rust code: never vanish
             logger.exception("the engine thread failed")
             end = self._dead(f"internal error: {error!r}")

@@ -42,6 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has closed the pipe. Python's last flush goes to /dev/null instead.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"penstock: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def _needs_model(options: argparse.Namespace) -> bool:

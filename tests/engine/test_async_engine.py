@@ -192,6 +192,21 @@ def test_a_model_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_file_that_may_not_be_read_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    def load(_: Any) -> Engine:
+        raise PermissionError(13, "Permission denied", "/models/m.gguf")
+
+    async def scenario() -> None:
+        engine = AsyncEngine(load)
+        engine.start()
+        with pytest.raises(EngineDead, match="^/models/m.gguf: Permission denied$"):
+            await engine.wait_until_ready()
+        await engine.stop()
+
+    asyncio.run(scenario())
+    assert "Traceback" not in caplog.text
+
+
 def test_impossible_requests_fail_at_once_and_the_engine_goes_on(tiny_llama: Path) -> None:
     async def scenario() -> None:
         engine = await ready(tiny_llama)

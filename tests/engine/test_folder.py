@@ -14,8 +14,15 @@ from test_formats_in import edit_config
 from test_gguf import make
 from tiny_models import build
 
-from penstock.errors import CheckpointError, CheckpointNotFound, UnsafeCheckpoint, UnsupportedModel
+from penstock.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    CorruptFile,
+    UnsafeCheckpoint,
+    UnsupportedModel,
+)
 from penstock.model.registry import open_model
+from penstock.weights.checkpoints.checkpoint import read_json
 from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_config, find_model
 
@@ -190,3 +197,8 @@ def test_a_file_that_makes_no_sense(llama: Path) -> None:
     shutil.copy(llama / "model.safetensors", llama / "hf_quant_config.json")
     with pytest.raises(CheckpointError, match="hf_quant_config.json is not readable JSON"):
         open_model(llama)
+
+
+def test_a_file_that_cannot_be_read_need_not_be_downloaded_again(tmp_path: Path) -> None:
+    with pytest.raises(CorruptFile, match="can't be read: Is a directory$"):
+        read_json(tmp_path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import json
 import mmap
 import os
 import random
@@ -16,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from killed_engines import kill_some
 
+from penstock.errors import ConfigError
 from penstock.memory.kv_disk.block_order import BlockOrder
 from penstock.memory.kv_disk.kv_folder import KVFolder, shrink, summaries
 from penstock.memory.kv_disk.record import NO_KEY, RECORD_BYTES, Record, pack, unpack_all
@@ -63,6 +66,40 @@ def test_blocks_are_found_again_and_only_the_owner_can_read_them(tmp_path: Path)
     assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o700
     with Shelf.open(tmp_path / "s", {"fingerprint": "0b" * 32}, PAGE) as other:
         assert len(other) == 0, "blocks of another fingerprint"
+
+
+def test_a_shelf_opens_on_a_full_disk_and_can_be_made_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Shelf.open(tmp_path / "s", ABOUT, PAGE) as shelf:
+        add(shelf, 1)
+    _fill_the_disk(monkeypatch)
+    with Shelf.open(tmp_path / "s", ABOUT, PAGE) as shelf:
+        assert shelf.is_writer and found(shelf, 1)
+        assert shelf.evict(gives_back=True)
+
+
+def test_a_disk_without_room_for_a_shelf_keeps_no_half_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full:
+        _fill_the_disk(full)
+        with pytest.raises(ConfigError, match="No space left on device"):
+            Shelf.open(tmp_path / "s", ABOUT, PAGE)
+        (tmp_path / "model").write_bytes(b"weights")
+        KeptChecksums(tmp_path / "weights.json").of([tmp_path / "model"])
+        assert not list(tmp_path.rglob("*.part"))
+    with Shelf.open(tmp_path / "s", ABOUT, PAGE) as shelf:
+        assert shelf.is_writer, "who could not open the shelf does not hold its lock"
+
+
+def _fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file can be written by name any more."""
+
+    def dump(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(json, "dump", dump)
 
 
 @pytest.mark.parametrize("name", [INDEX, BLOCKS])

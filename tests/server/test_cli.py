@@ -119,6 +119,17 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code:
         assert cli.main([command, "m", *(["--port", "0"] if command == "serve" else [])]) == code
 
 
+def test_a_file_that_may_not_be_read_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "generate", raises(PermissionError(13, "Permission denied", "/models/m")))
+    assert cli.main(["generate", "m"]) == 1
+    assert capsys.readouterr().err == "penstock: /models/m: Permission denied\n"
+    monkeypatch.setattr(terminal, "generate", raises(OSError(5, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output error"):  # nothing says of what
+        cli.main(["generate", "m"])
+
+
 @pytest.mark.parametrize("command", ["generate", "fill", "chat"])
 @pytest.mark.parametrize(
     ("flag", "value"),

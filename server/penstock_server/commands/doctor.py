@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import resource
@@ -139,6 +140,7 @@ def memory(total: int | None = None, free: int | None = None) -> Finding:
 
 def disk(folder: Path) -> Finding:
     """Whether the disk under `folder` has direct reads, which go past the page cache."""
+    folder = folder.parent if folder.is_file() else folder
     path = folder / f".penstock-doctor-{os.getpid()}"
     try:
         path.write_bytes(bytes(PAGE))
@@ -150,7 +152,8 @@ def disk(folder: Path) -> Finding:
         )
         return Finding("disk", f"{folder} can't be written: {error.strerror}", advice)
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a disk that can't be written
+            path.unlink()
     if is_direct:
         return Finding("disk", f"{folder} has direct reads; `penstock hardware {folder}` measures them")
     advice = (

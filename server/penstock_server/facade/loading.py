@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -72,7 +73,8 @@ def converted_copy(cache_dir: Path, repository: str) -> Path:
 def find_converted(cache_dir: Path, model: str) -> Path | None:
     """The copy of a repository that `pull --convert` has made, if there is one."""
     copy = converted_copy(cache_dir, model)
-    if not model or Path(model).exists() or not copy.is_dir():
+    # os.path says no where a cache may not be read; then it holds nothing for us.
+    if not model or os.path.exists(model) or not os.path.isdir(copy):
         return None
     logger.info("%s is the converted copy in %s", model, copy)
     return copy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -30,7 +31,7 @@ def profile(
     some seconds. For the flags see measure_hardware(): without `measures_disk`, the disk has a kept rate or
     none."""
     cache = settings.cache_dir / CACHE_FILE
-    if is_forced or not cache.exists():
+    if is_forced or not os.path.exists(cache):
         what = "disk and memory" if measures_disk and folder is not None else "memory"
         print(f"measuring {what}, which takes some seconds", file=sys.stderr)
     config = settings.engine_config()

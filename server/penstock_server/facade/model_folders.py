@@ -3,6 +3,7 @@ owner/name."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from penstock.weights.checkpoints.folder import gguf_models
@@ -14,7 +15,7 @@ def models_in(folder: Path) -> dict[str, Path]:
         return {}
     found = _models_in(folder, "")
     for owner in sorted(folder.iterdir()):
-        if owner.is_dir() and owner.name not in found:
+        if _is_readable(owner) and owner.name not in found:
             found |= _models_in(owner, f"{owner.name}/")
     return found
 
@@ -25,5 +26,14 @@ def _models_in(folder: Path, prefix: str) -> dict[str, Path]:
 
 
 def _is_model(path: Path) -> bool:
-    """Whether a folder is a model: it has a config, or exactly one GGUF file."""
-    return path.is_dir() and ((path / "config.json").is_file() or len(gguf_models(path)) == 1)
+    """Whether a folder is a model: it has a config, or one GGUF file and no other model."""
+    if not _is_readable(path):
+        return False
+    if (path / "config.json").is_file():
+        return True
+    return len(gguf_models(path)) == 1 and not any(_is_model(inside) for inside in path.iterdir())
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether we may look into a folder; lost+found, for instance, is root's."""
+    return path.is_dir() and os.access(path, os.R_OK | os.X_OK)

@@ -228,10 +228,25 @@ def _last_word(path: str) -> str:
 
 def _from_router(error: HTTPException) -> ApiError:
     status = error.status_code
-    message = error.detail
+    message = _unread_body(error.__cause__) or error.detail if status == 400 else error.detail
     if message == HTTPStatus(status).phrase:
         message = f"{status} {message}"
     return ApiError(status, message, code=_ROUTER_CODES.get(status), headers=error.headers)
+
+
+def _unread_body(cause: BaseException | None) -> str | None:
+    """Why FastAPI could not read a body as JSON, where its own message does not tell."""
+    match cause:
+        case UnicodeDecodeError():
+            return (
+                f"The body is not text in {cause.encoding.upper()} (byte {cause.start}); send JSON in UTF-8."
+            )
+        case RecursionError():
+            return "The body is not JSON that can be read: it is nested too deeply."
+        case ValueError():  # a number with too many digits
+            return f"The body is not JSON that can be read: {cause}."
+        case _:
+            return None
 
 
 def _from_validation(error: RequestValidationError) -> ApiError:
@@ -256,6 +271,8 @@ def _message(error: dict[str, Any]) -> str:
     match error:
         case {"type": "json_invalid", "loc": (*_, int(position)), "ctx": {"error": reason}}:
             return f"The body is not JSON: {reason} (character {position})."
+        case {"type": "missing", "loc": ("body",)}:
+            return "The request has no body; send a JSON object."
         case {"type": "extra_forbidden"}:
             return "there is no such field (leave it out, or start the server with --lenient)"
         case _:

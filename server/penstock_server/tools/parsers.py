@@ -152,8 +152,10 @@ class HermesParser(Parser):
         rest = self._pending.lstrip()
         if rest.startswith(TOOL_CALL_END):
             self._pending = rest.removeprefix(TOOL_CALL_END)
-        elif TOOL_CALL_END.startswith(rest) and not self._is_final:
-            return False
+        elif TOOL_CALL_END.startswith(rest):
+            if not self._is_final:
+                return False
+            self._pending = ""  # The answer was cut off within the tag.
         self._state = self._in_text
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,19 @@ def test_disk_without_direct_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(doctor.DirectReader, "is_direct", lambda *_: False)
     assert "ext4" in doctor.disk(tmp_path).advice
     assert "can't be written" in doctor.disk(tmp_path / "nothing").text
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    assert "ext4" in doctor.disk(model).advice, "the disk of a file is that of its folder"
+
+
+def test_a_disk_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    found = doctor.disk(tmp_path)
+    assert "Read-only file system" in found.text and "penstock doctor FOLDER" in found.advice
 
 
 def test_huge_pages(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from penstock.errors import CheckpointNotFound, EngineDead
 from penstock.kernel_tuning import KernelTuning
 from penstock.memory.hardware import DiskProfile, capacities
 from penstock_server.commands.planning.plan_report import profile
-from penstock_server.facade import loading
+from penstock_server.facade import loading, machine
 from penstock_server.facade.loading import LoadProgress, load_engine
 from penstock_server.settings.settings import Settings
 
@@ -90,6 +91,20 @@ def test_errors_of_loading_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(loading, "find_model", find)
     with pytest.raises(CheckpointNotFound):
         load_engine(Settings(model="m"))
+
+
+def test_a_cache_that_may_not_be_read_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service often has the home folder of somebody else."""
+
+    def stat(path: Any, **_: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    measured = capacities()
+    with monkeypatch.context() as denied:
+        denied.setattr(os, "stat", stat)
+        assert loading.find_converted(tmp_path, "owner/name") is None
+        denied.setattr(machine, "measure_hardware", lambda *_: measured)
+        assert profile(Settings(model="m", cache_dir=tmp_path), None) is measured
 
 
 def test_a_log_gets_few_lines(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,22 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_of_models(folder: Path) -> None:
     assert names(model=str(folder)) == ["b", "c", "d-00001-of-00002", "owner/a"]
     assert names(models=(str(folder / "b"), "org/other")) == ["b", "org/other"]
+
+
+def test_a_gguf_file_beside_models_is_one_of_them(folder: Path) -> None:
+    (folder / "d-00001-of-00002.gguf").unlink()
+    assert names(model=str(folder)) == ["b", "c", "owner/a"]
+
+
+def test_folders_that_may_not_be_read_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk's lost+found is root's."""
+    for name in ("lost+found", "owner/secret"):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text("{}")
+    denied = {folder / "lost+found", folder / "owner/secret"}
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path not in denied and real(path, mode))
+    assert names(model=str(folder)) == ["b", "c", "d-00001-of-00002", "owner/a"]
 
 
 def test_guesses_out_of_texts_are_for_all_models() -> None:

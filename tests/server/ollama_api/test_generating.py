@@ -13,6 +13,8 @@ import pytest
 from fakes import FakeAsyncEngine, FakeModel, Script
 from penstock.errors import EngineDead
 from penstock.generation.requests.generation_request import SamplingParams
+from penstock_server.ollama_api.bodies import durations
+from penstock_server.telemetry.request_info import AnswerTimes, RequestInfo, current_request
 
 from ..conftest import MakeClient
 from ..test_openai_package import LiveServer
@@ -91,6 +93,17 @@ def test_a_chat(client: Any, server: LiveServer) -> None:
     assert prompt.startswith("user: Hi\n[('enable_thinking', False)]")
     assert (params.temperature, params.top_k, params.top_p, params.seed) == (0.5, 40, 0.9, 7)
     assert (params.repetition_penalty, params.stop, params.max_tokens) == (1.1, ("END",), 30)
+
+
+def test_an_answer_of_one_step_has_an_eval_duration() -> None:
+    """Programs tell tokens per second by dividing by it."""
+    times = AnswerTimes(arrival=1.0, started=1.25, first=2.0, last=2.0, num_output_tokens=1)
+    token = current_request.set(RequestInfo("id", num_prompt_tokens=2, answers=[times]))
+    try:
+        found = durations()
+    finally:
+        current_request.reset(token)
+    assert (found["prompt_eval_duration"], found["eval_duration"]) == (500_000_000, 250_000_000)
 
 
 def test_guesses_can_be_turned_off(client: Any, server: LiveServer) -> None:

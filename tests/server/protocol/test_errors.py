@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.testclient import TestClient
 
 from penstock.errors import (
     ComputationError,
@@ -126,6 +127,22 @@ def test_invalid_json_is_told_with_its_place() -> None:
     raw["ctx"] = {"error": "Expecting value"}
     error = api_error(RequestValidationError([raw], body={}))
     assert error.detail == "The body is not JSON: Expecting value (character 14)."
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "The request has no body; send a JSON object."),
+        ('{"prompt": "中文"}'.encode("gbk"), "The body is not text in UTF-8 (byte 12); send JSON in UTF-8."),
+        (b"[" * 100_000, "The body is not JSON that can be read: it is nested too deeply."),
+        (b'{"n": ' + b"9" * 5000 + b"}", "The body is not JSON that can be read: Exceeds the limit"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_told_why(content: bytes, message: str, client: TestClient) -> None:
+    headers = {"content-type": "application/json"}
+    answer = client.post("/v1/completions", content=content, headers=headers)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["message"].startswith(message) and error["param"] is None
 
 
 def test_unknown_field_is_told_in_plain_words() -> None:

@@ -61,6 +61,7 @@ def found(name: str, text: str) -> Found:
         ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("add", '{"a": 1}')]),
         ('<tool_call>{"id": 7, "name": "made_up", "arguments": {}}', "", [("made_up", "{}")]),
         ('<tool_call>{"name": "add", "arguments": {"a": "</tool_ca', "", [("add", '{"a": "</tool_ca')]),
+        (f"<tool_call>{CALL}\n</tool_ca", "", [("weather", PARIS)]),
     ],
 )
 def test_hermes(text: str, content: str, calls: list[Any]) -> None:

@@ -76,7 +76,10 @@ class Shelf(OrderedBlocks):
             lock = _locked(folder)
             shelf = cls(folder, extent_bytes, lock is not None, pwritev)
             shelf._descriptors += [] if lock is None else [lock]
-            shelf._begin(about)
+            with contextlib.ExitStack() as on_failure:
+                on_failure.callback(shelf.close)
+                shelf._begin(about)
+                on_failure.pop_all()
         except OSError as error:
             raise ConfigError(
                 f"--kv-disk: {folder} can't be used: {error.strerror}. Name another folder"
@@ -105,7 +108,8 @@ class Shelf(OrderedBlocks):
             os.ftruncate(self._blocks, 0)
             os.pwrite(self._index, head, 0)
             index = head
-        if self.is_writer:
+        # A full disk has no room for another file: a shelf that has one opens, and so can be made smaller.
+        if self.is_writer and read_about(self.folder) != json.loads(json.dumps(dict(about))):
             _write_about(self.folder, about)
         if index[:RECORD_BYTES] == head:
             self._order = BlockOrder(records.unpack_all(index))
@@ -253,9 +257,13 @@ def _write_about(folder: Path, about: Mapping[str, Any]) -> None:
     """As a whole or not at all."""
     part = folder / f"{ABOUT}.part"
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as stream:
-        json.dump(dict(about), stream, indent=1)
-    part.replace(folder / ABOUT)
+    try:
+        with os.fdopen(descriptor, "w") as stream:
+            json.dump(dict(about), stream, indent=1)
+        part.replace(folder / ABOUT)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _locked(folder: Path) -> int | None:

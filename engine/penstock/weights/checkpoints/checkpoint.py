@@ -154,7 +154,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises CorruptFile."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise CorruptFile(f"{path} can't be read: {error.strerror}") from error
+    except ValueError as error:
         raise CorruptFile(f"{path} is not readable JSON ({error}); download it again") from error
     if not isinstance(content, dict):
         raise CorruptFile(f"{path} holds a JSON {type(content).__name__} instead of an object")

@@ -76,6 +76,8 @@ class KeptChecksums:
                 json.dump(kept, stream)
             part.replace(self._path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
             logger.warning("the checksums of weights can't be kept in %s: %s", self._path, error.strerror)
 
 

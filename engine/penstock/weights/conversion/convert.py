@@ -22,6 +22,7 @@ from torch import Tensor
 
 from penstock.errors import CapacityError
 from penstock.memory.hardware import num_physical_cores
+from penstock.memory.planning.plan import gib
 from penstock.weights.conversion import manifest as manifests
 from penstock.weights.conversion import whole_file
 from penstock.weights.conversion.companions import read_companions
@@ -213,6 +214,6 @@ def check_space(target: Path, needed: int) -> None:
     free = shutil.disk_usage(target).free
     if needed and needed + SPARE_BYTES > free:
         raise CapacityError(
-            f"the converted model needs {needed / 1e9:.1f} GB more, but only {free / 1e9:.1f} GB are free "
-            f"where {target} lies; make room or choose another disk"
+            f"the converted model needs {gib(needed)} more, and {gib(SPARE_BYTES)} to spare, but only "
+            f"{gib(free)} are free where {target} lies; make room or choose another disk"
         )

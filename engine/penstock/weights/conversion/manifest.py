@@ -79,7 +79,7 @@ def check_finished(folder: Path) -> None:
         source = read_json(folder / MANIFEST).get("source", {}).get("folder", "MODEL")
         raise CheckpointError(
             f"the conversion to {folder} is not finished; run `penstock convert {source} {folder}` again, "
-            "which goes on where the last run stopped"
+            "with the same flags; it goes on where the last run stopped"
         )
 
 

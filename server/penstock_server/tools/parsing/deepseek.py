@@ -83,12 +83,12 @@ class DeepSeekParser(Parser):
             self._opening, self._pending = rest[: len(rest) - len(follows)], follows
             self._state = self._after_marker
             return True
-        if (
-            not self._is_final
-            and any(mark.startswith(follows) for mark in (_CALL_BEGIN, CALLS_END))
-            and not (follows.startswith(CALLS_END))
-        ):
-            return False
-        self._pending = follows.removeprefix(CALLS_END) if follows.startswith(CALLS_END) else rest
+        if follows.startswith(CALLS_END):
+            rest = follows.removeprefix(CALLS_END)
+        elif any(mark.startswith(follows) for mark in (_CALL_BEGIN, CALLS_END)):
+            if not self._is_final:
+                return False
+            rest = ""  # The answer was cut off within the mark.
+        self._pending = rest
         self._state = self._in_text
         return True

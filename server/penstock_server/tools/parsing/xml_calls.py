@@ -171,10 +171,10 @@ class XmlParser(Parser):
             self._pending = rest
             self._state = self._in_next_head
             return True
-        elif not self._is_final and any(
-            mark.startswith(rest) for mark in (wrapper, "<invoke" if self._form.next_call else "")
-        ):
-            return False
+        elif any(mark.startswith(rest) for mark in (wrapper, "<invoke" if self._form.next_call else "")):
+            if not self._is_final:
+                return False
+            self._pending = ""  # The answer was cut off within the mark.
         self._state = self._in_text
         return True
 

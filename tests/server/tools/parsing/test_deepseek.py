@@ -73,3 +73,10 @@ def test_broken_arguments_end_with_the_call() -> None:
 def test_a_call_that_is_cut_off() -> None:
     text = (BEGIN + new("f", '{"city": "Tokyo"}')).partition("yo")[0]
     assert parse_in_pieces(DeepSeekParser, text).named == [("f", '{"city": "Tok')]
+
+
+def test_an_answer_that_is_cut_off_within_the_last_mark() -> None:
+    text = BEGIN + new("f", "{}") + END
+    for length in range(len(text) - len(END), len(text)):
+        found = parse_in_pieces(DeepSeekParser, text[:length])
+        assert (found.text, found.named) == ("", [("f", "{}")])

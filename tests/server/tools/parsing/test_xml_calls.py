@@ -146,6 +146,13 @@ def test_a_call_that_is_cut_off_stays_open(form: Any) -> None:
     assert found.named == [("get_weather", '{"city": "Beijing"')] and found.text == ""
 
 
+@pytest.mark.parametrize(("form", "write"), [(QWEN3_CODER, qwen), (SEED_OSS, seed)])
+def test_an_answer_that_is_cut_off_within_the_last_mark(form: XmlFormat, write: Any) -> None:
+    text = write("get_weather", city="Paris")
+    for length in range(text.index("</function>") + len("</function>"), len(text)):
+        assert read(form, text[:length]) == ("", [("get_weather", {"city": "Paris"})])
+
+
 @pytest.mark.parametrize(
     ("written", "value"),
     [
