@@ -41,7 +41,7 @@ from penstock.memory.handover.cuda_handover import CROSSING_BYTES
 from penstock.memory.inlet.cuda_inlet import CudaInlet
 from penstock.memory.kv_spill import splits_in_ram
 from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, SpilledKeys, ram_share
-from penstock.memory.planning import planner
+from penstock.memory.planning import planner, two_lanes
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to run the CUDA sources with")
 
@@ -159,6 +159,7 @@ def test_answers_are_those_of_a_card_with_room_for_all(
         for has_flags, share in ((True, 1.0), (True, 0.0), (True, 0.5), (False, 1.0)):
             card.driver.fake_stream_values(has_flags)
             monkeypatch.setattr(planner, "ram_share", lambda *_, share=share: share)
+            monkeypatch.setattr(two_lanes, "least_splits", lambda *_: 1)
             with load(tmp_path, config, "cuda") as engine:
                 assert engine.generate(asked, params) == expected
                 beside = engine.executor.family.kernels._attention._beside
@@ -179,6 +180,7 @@ def test_what_the_next_step_moves_and_attends_to_is_known_before(
     build("Llama", tmp_path, max_position_embeddings=640)
     monkeypatch.setattr(layer_caches, "GAP_BYTES", 0)
     monkeypatch.setattr(planner, "ram_share", lambda *_: 0.5)
+    monkeypatch.setattr(two_lanes, "least_splits", lambda *_: 1)
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     with engines.card_with_kernels() as card:
         config = spilled(tmp_path, replace(LONG, speculation="off"), num_in_ram=70)

@@ -184,6 +184,17 @@ def test_every_build_gives_the_bits_of_the_reference(kind: str, form: str, activ
         assert torch.equal(mine.linear(x, weight, bias), expected), weight.shape
 
 
+@pytest.mark.parametrize("kind", FAST)
+@pytest.mark.parametrize("columns", [27648, 33280])
+def test_wide_matrices_in_steps(kind: str, columns: int) -> None:
+    """Channels that are expanded some at a time, and as many inputs as are never expanded."""
+    weight = matrix("steps", 13, columns, 64, torch.bfloat16)
+    x = torch.randn(12, columns, generator=torch.Generator().manual_seed(0))
+    expected, mine = ReferenceKernels().linear(x, weight), kernels(kind, "int16")
+    for num_tokens in (1, 4, 5, 8, 12):
+        assert torch.equal(mine.linear(x[:num_tokens], weight), expected[:num_tokens]), num_tokens
+
+
 @pytest.mark.parametrize("activations", ["int16", "int8"])
 @pytest.mark.parametrize("kind", FAST)
 def test_extreme_codes_and_activations_do_not_overflow(kind: str, activations: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from penstock.config import EngineConfig, ShareMode
 from penstock.errors import CapacityError, ConfigError
 from penstock.memory.hardware import DeviceProfile, DiskProfile, HardwareProfile
-from penstock.memory.kv_spill.splits_in_ram import SpilledKeys
+from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, SpilledKeys
 from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.plan import HANDOVER_BYTES
 from penstock.memory.planning.planner import plan_memory
@@ -132,7 +132,9 @@ def test_the_way_to_the_processor_is_counted_where_it_attends(solar: ModelFootpr
     own, and a RAM that is faster than the link."""
     plan = plan_memory(solar, WITH_CARD, BESIDE)
     assert plan.attended_share == pytest.approx(1 - 12 / 20) and plan.has_handover
-    assert any("but for 40%, to which the processor attends" in note for note in plan.notes)
+    assert any(
+        "but for 40%, to which the processor attends where this is faster" in note for note in plan.notes
+    )
     slow = replace(WITH_CARD, memory_read_gbps=12.0)
     others = [
         plan_memory(solar, slow, BESIDE),
@@ -242,3 +244,30 @@ def test_a_step_that_waits_for_the_processors_attention(solar: ModelFootprint) -
     )
     assert not plan.streamed_bytes and "experts" not in long.terms
     assert long.seconds - without.seconds == pytest.approx(2 * GIB / 20e9 + 48 * 20e-6)
+
+
+def test_few_keys_in_ram_come_over_the_link(solar: ModelFootprint) -> None:
+    """They come while the card computes products, and attention would make the next product wait. With more
+    tokens, a step takes no less."""
+    card = replace(CARD, total_bytes=24 * GIB, free_bytes=22 * GIB, crossing_s=20e-6)
+    config = replace(BESIDE, num_kv_tokens=4096)
+    machine = replace(WITH_CARD, device=card)
+    plan = plan_memory(solar, machine, config)
+    attends = plan.attends_in_ram
+    assert attends is not None and 4000 < attends.least_splits * 256 < 20000
+
+    def step_s(num_in_ram: int, attends: AttendsInRam | None, num_tokens: int = 1) -> float:
+        keys = SpilledKeys.of_one(num_in_ram, num_in_ram, TOKEN_BYTES, attends)
+        parts = keys.parts(num_tokens)
+        return predict_step(plan, solar, machine, config, num_tokens, 1, 0, None, *parts).seconds
+
+    always, least = attends._replace(least_splits=1), attends.least_splits * 256
+    assert step_s(4000, always) > step_s(4000, None) == step_s(4000, attends)
+    assert step_s(least - 256, attends) == step_s(least - 256, None)
+    assert step_s(least, attends) == step_s(least, always) <= 0.95 * step_s(least, None)
+    for num_in_ram in (1000, 4000, least, 20000):
+        steps = [step_s(num_in_ram, attends, num_tokens) for num_tokens in range(1, 17)]
+        assert steps == sorted(steps), num_in_ram
+    nobody = plan_memory(solar, replace(machine, device=replace(card, crossing_s=1.0)), config).attends_in_ram
+    assert nobody is not None and nobody.num_asked(nobody.least_splits - 1) == 0
+    assert nobody.least_splits == plan.num_spilled_tokens // 256 + 1

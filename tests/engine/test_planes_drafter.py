@@ -107,7 +107,8 @@ def test_what_a_pass_takes(multiplies_bytes: bool) -> None:
         layers=[layer, SimpleNamespace(num_bytes=100, is_resident=True, is_lower=True)], kept_share=None
     )
 
-    def predict(num_tokens: int, *_: object) -> Any:
+    def predict(num_tokens: int, *_: object, is_alone: bool) -> Any:
+        assert is_alone
         terms = {"memory": 0.2, "arithmetic": 0.1 * num_tokens}
         return SimpleNamespace(terms=terms, products_s=max(terms.values()))
 

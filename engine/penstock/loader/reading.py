@@ -113,7 +113,8 @@ def _beside_ram(
     beside = attending_in_ram(kernels, host_kernels(config), lane.handover)
     if beside is kernels:
         logger.warning(
-            "the card attends alone to keys and values in RAM: the processor's kernels are not compiled here"
+            "the card attends alone to keys and values in RAM: this needs compiled kernels of the processor "
+            "and our own kernels on the card"
         )
         plan = replace(plan, attends_in_ram=None)
     return beside, plan

@@ -237,10 +237,12 @@ class Leader:
             demand: ExpertDemand | None = None,
             spilled_bytes: int = 0,
             attended_bytes: int = 0,
-            is_alone: bool = False,
             /,
+            *,
+            is_alone: bool = False,
         ) -> StepPrediction:
-            found = own(num_tokens, num_sampled, num_encoded, demand, spilled_bytes, attended_bytes, is_alone)
+            elsewhere = (spilled_bytes, attended_bytes)
+            found = own(num_tokens, num_sampled, num_encoded, demand, *elsewhere, is_alone=is_alone)
             if found is UNKNOWN:
                 return found
             others = [member.planned.step_s(num_tokens) for member in self.members if member.planned]

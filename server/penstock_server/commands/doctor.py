@@ -112,7 +112,7 @@ def drafts(cache: Path, folder: Path) -> Finding:
     if not kept_shares(cache, folder, fingerprint(EngineConfig())):
         return Finding("drafts", "no tokens are guessed until this machine is measured, at the first start")
     text = "next tokens are guessed from texts, and from what was likely before, where that should pay"
-    if not (folder / "config.json").is_file():
+    if not os.path.isfile(folder / "config.json"):
         return Finding("drafts", f"{text}; --draft-model names a small model that guesses, too")
     try:
         head = open_mtp_head(folder)
@@ -140,7 +140,7 @@ def memory(total: int | None = None, free: int | None = None) -> Finding:
 
 def disk(folder: Path) -> Finding:
     """Whether the disk under `folder` has direct reads, which go past the page cache."""
-    folder = folder.parent if folder.is_file() else folder
+    folder = folder.parent if os.path.isfile(folder) else folder
     path = folder / f".penstock-doctor-{os.getpid()}"
     try:
         path.write_bytes(bytes(PAGE))

@@ -77,7 +77,7 @@ def durations() -> dict[str, int]:
     first = times.first if times.first is not None else started
     last = times.last if times.last is not None else first
     if last <= first and times.num_output_tokens:
-        # One step computed prompt and answer. Clients divide by both durations, so neither is zero:
+        # The answer's only step also ended the prompt. Clients divide by both durations, so neither is zero:
         # prompt and answer share the step by their numbers of tokens.
         num_tokens = request.num_prompt_tokens + times.num_output_tokens
         first -= (first - started) * times.num_output_tokens / num_tokens

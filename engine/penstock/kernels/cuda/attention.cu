@@ -289,7 +289,7 @@ __device__ inline void score_keys(const float *tile, const float (*queries)[WIDT
 }
 
 /* A row's score for this lane's key -> the key's weight. The warp's keys are merged into `part`, and the row's
- * earlier values must be multiplied by `keep`. A score of NaN or infinity makes the row NaN, as it does in a softmax
+ * earlier values must be multiplied by `keep`. A score of NaN or plus infinity makes the row NaN, as it does in a softmax
  * that does not clamp: a row without this key would look like an answer. */
 __device__ inline float weigh(const attention &a, float score, int head, int key, int position,
                               int first, int visible, softmax_part &part, float &keep) {

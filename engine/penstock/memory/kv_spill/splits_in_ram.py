@@ -28,6 +28,9 @@ class AttendsInRam(NamedTuple):
     share: float
     num_heads: int
     head_dim: int
+    #: With fewer splits in RAM, a step brings all of them: they come while products are computed, and
+    #: attention stands between two products.
+    least_splits: int = 1
 
     @classmethod
     def of(cls, heads: tuple[int, int] | None, block_size: int, share: float) -> AttendsInRam | None:
@@ -47,8 +50,8 @@ class AttendsInRam(NamedTuple):
         return max(0, left // row // num_tokens * num_tokens)
 
     def num_asked(self, num_splits: int) -> int:
-        """Of so many splits that the processor may attend to, those that it does if they have room."""
-        return round(self.share * num_splits)
+        """To how many of so many splits the processor attends, if there is room for all of these."""
+        return round(self.share * num_splits) if num_splits >= self.least_splits else 0
 
 
 class SpilledKeys(NamedTuple):
@@ -75,10 +78,11 @@ class SpilledKeys(NamedTuple):
 
     def parts(self, num_tokens: int) -> tuple[int, int]:
         """The bytes that are moved, and those to which the processor attends where they lie, in a step of so
-        many tokens, of which each sequence has as many. A split of several sequences counts for each."""
+        many tokens, divided evenly among the sequences. A split of several sequences counts for each."""
         if self.attends is None:
             return self.num_bytes, 0
-        room = self.attends.room(num_tokens, self.most_splits) // -(-num_tokens // max(1, self.num_seqs))
+        of_each = max(1, -(-num_tokens // max(1, self.num_seqs)))
+        room = self.attends.room(num_tokens, self.most_splits) // of_each
         attended = sum(size * min(room, self.attends.num_asked(number)) for number, size in self.splits)
         return max(0, self.num_bytes - attended), attended
 

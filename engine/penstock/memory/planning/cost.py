@@ -74,8 +74,9 @@ class Predict(Protocol):
         demand: ExpertDemand | None = None,
         spilled_bytes: int = 0,
         attended_bytes: int = 0,
-        is_alone: bool = False,
         /,
+        *,
+        is_alone: bool = False,
     ) -> StepPrediction: ...
 
 

@@ -319,7 +319,11 @@ class _Planner:
             where = "on disk" if not kv.spilled_host_bytes(spilled) else "in RAM"
             flag = "--kv-spill: a step reads" if where == "on disk" else "--kv-spill-memory: a step copies"
             attends = self.attends_in_ram if where == "in RAM" else None
-            but_for = f", but for {attends.share:.0%}, to which the processor attends" if attends else ""
+            but_for = ""
+            if attends:
+                but_for = (
+                    f", but for {attends.share:.0%}, to which the processor attends where this is faster"
+                )
             notes.append(
                 f"keys and values of {spilled * size} of {(num_blocks + spilled) * size} tokens lie {where} "
                 f"({gib(spilled * kv.block_bytes)}, {flag} those of its sequences{but_for})"

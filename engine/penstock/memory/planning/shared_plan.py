@@ -40,8 +40,9 @@ def kept_shares(plan: MemoryPlan, footprint: ModelFootprint, config: EngineConfi
     if config.num_resident_layers is not None:
         share = config.num_resident_layers / (footprint.num_layers - footprint.num_encoder_layers)
         if keeps_upper(footprint, config):  # as many planes stay as so many layers have, upper ones first
-            share = max(0.0, 2 * share - 1)
-        yield min(1.0, share)
+            share = 2 * share - 1
+        if share >= 0:
+            yield min(1.0, share)
         return
     staging = plan.num_staging_slots * plan.staging_slot_bytes
     most = int(SHARE_STEPS * (plan.layer_bytes("device") + staging) / footprint.decoder_bytes)

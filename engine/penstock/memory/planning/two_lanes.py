@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError
 from penstock.memory.hardware import HardwareProfile
+from penstock.memory.kv_spill.splits_in_ram import SPLIT_KEYS, AttendsInRam, SpilledKeys
 from penstock.memory.planning import plan as plans
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.experts import expert_plan
@@ -39,7 +41,29 @@ def with_processor(
         notes += (product_note(best, alone, footprint, hardware, config),)
     if best.shares_experts:
         notes += (expert_plan.expert_note(best, alone, footprint, hardware, config),)
-    return replace(best, notes=notes)
+    attends = best.attends_in_ram
+    if attends is not None:
+        attends = attends._replace(least_splits=least_splits(best, footprint, hardware, config))
+    return replace(best, notes=notes, attends_in_ram=attends)
+
+
+def least_splits(
+    plan: MemoryPlan, footprint: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
+) -> int:
+    """How many splits in RAM a step of one token has at least if it is faster with the processor's part of
+    them than with the link alone; one more than there are, if no step is."""
+
+    def step_s(num_splits: int, attends: AttendsInRam | None) -> float:
+        num_tokens = num_splits * SPLIT_KEYS
+        keys = SpilledKeys.of_one(num_tokens, num_tokens, footprint.kv_bytes_per_token, attends)
+        return predict_step(plan, footprint, hardware, config, 1, 1, 0, None, *keys.parts(1)).seconds
+
+    def gains(num_splits: int) -> bool:
+        attending_s = step_s(num_splits, plan.attends_in_ram)
+        return attending_s <= (1 - LEAST_GAIN) * step_s(num_splits, None)
+
+    numbers = range(1, plan.num_spilled_tokens // SPLIT_KEYS + 1)
+    return 1 + bisect_left(numbers, True, key=gains)
 
 
 def _shared(

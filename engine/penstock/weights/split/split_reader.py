@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 from torch import Tensor
@@ -63,6 +63,7 @@ class SplitReader:
         if self._held != layer:
             self._held = None
             reads = [self._reader.submit(unit.key, buffer) for unit, buffer in whole]
+            wait(reads)  # none of them writes into the buffer any more, also if another one failed
             num_bytes = sum(read.result() for read in reads)
             self._held = layer
         copy_part(whole, self._parts[key], target)

@@ -5,7 +5,7 @@
 /* With fewer tokens, the codes' own kernels are faster (those of AVX2: codes_stepped.h). The expanded channels stay
  * in the L2 cache. */
 enum { STEPS_FROM_TOKENS = HAS_CODE_BYTES ? 5 : 4 };
-enum { EXPANDED_BYTES = 256 << 10, LEAST_EXPANDED = 8 };
+enum { EXPANDED_BYTES = 256 << 10, LEAST_EXPANDED = 8, MOST_STEPPED_INPUTS = EXPANDED_BYTES / LEAST_EXPANDED };
 static _Thread_local int8_t expanded[EXPANDED_BYTES] __attribute__((aligned(64)));
 
 /* 16 bytes of codes -> 32 integers, which `table` has for each code. */
@@ -36,8 +36,8 @@ INLINE void expand_channel(const linear *l, int64_t column, int8_t *to) {
 
 /* The channels from `column` on, whose steps have been found. Returns where the computed ones end. */
 static int64_t stepped_channels(const linear *l, int64_t column, int64_t column_end) {
-    const int64_t width = l->a->in_features, at_once = MIN(STEPPED_CHANNELS, EXPANDED_BYTES / width);
-    if (at_once < LEAST_EXPANDED) return column;
+    const int64_t width = l->a->in_features; /* tiles have two or four channels */
+    const int64_t at_once = MIN(STEPPED_CHANNELS, EXPANDED_BYTES / width / 4 * 4);
     for (int64_t stop; column < column_end; column = stop) {
         stop = MIN(column + at_once, column_end);
         linear some = *l;

@@ -23,7 +23,7 @@ enum { FEW_FROM_TOKENS = 4, FEW_LEAST = 3, FEW_TOKENS = 18, FEW_ROWS = 6, FEW_CH
         INTEGERS_IN_REGISTER(b##i);                                                                \
     }
 #define STORE_FEW(i) all[0][i] = a##i, all[1][i] = b##i;
-/* What is read next: `rows` times a line for each line of inputs. */
+/* What is read next: with each line of inputs, a line of each of `rows` rows is prefetched. */
 typedef struct {
     const int8_t *at;
     int64_t stride;
@@ -32,14 +32,16 @@ typedef struct {
 /* Adds the sums of two channels, `stride` bytes apart, by R tokens and a multiple of STEP inputs to `totals`: those of
  * the first channel, then those of the second. */
 typedef void (*few_fn)(const int16_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t num_inputs,
-                       row_fetch next, vec4 *totals);
+                       const row_fetch *next, vec4 *totals);
 #define DEFINE_FEW(R)                                                                              \
     NOINLINE void few_##R(const int16_t *x, int64_t padded, const int8_t *w, int64_t stride, int64_t num_inputs, \
-                          row_fetch next, vec4 *totals) {                                          \
+                          const row_fetch *next, vec4 *totals) {                                   \
+        const int8_t *at = next->at;                                                               \
+        const int64_t next_row = next->stride, rows = next->rows;                                  \
         FEW_##R(CLEAR_FEW)                                                                         \
-        for (int64_t left = num_inputs; left > 0; left -= LINE, next.at += LINE) {                 \
-            if (next.rows > 0) _mm_prefetch(next.at, _MM_HINT_T0);                                 \
-            if (next.rows > 1) _mm_prefetch(next.at + next.stride, _MM_HINT_T0);                   \
+        for (int64_t left = num_inputs; left > 0; left -= LINE, at += LINE) {                      \
+            if (rows > 0) _mm_prefetch(at, _MM_HINT_T0);                                           \
+            if (rows > 1) _mm_prefetch(at + next_row, _MM_HINT_T0);                                \
             for (int64_t k = MIN(left, LINE); k > 0; k -= STEP, x += STEP, w += STEP) {            \
                 const __m256i first = load_weights(w), second = load_weights(w + stride);          \
                 FEW_##R(MULTIPLY_FEW)                                                              \
@@ -58,14 +60,15 @@ DEFINE_FEW(5)
 DEFINE_FEW(6)
 
 /* Some tokens by two channels. */
-static void few_tile(const linear *l, int64_t token, int64_t tokens, int64_t column, row_fetch next) {
+static void few_tile(const linear *l, int64_t token, int64_t tokens, int64_t column, row_fetch *next) {
     static const few_fn tiles[] = {few_3, few_4, few_5, few_6};
     const activations *a = l->a;
     vec4 totals[FEW_CHANNELS * FEW_ROWS / 4] = {};
     for (int64_t k = 0, stop; k < a->in_features; k = stop) {
         stop = MIN(k + MAX_INPUTS, a->in_features);
         tiles[tokens - FEW_LEAST](a->rows + token * a->padded + k, a->padded, l->qweight + column * l->row_bytes + k,
-                                  l->row_bytes, stop - k, (row_fetch){next.at + k, next.stride, next.rows}, totals);
+                                  l->row_bytes, stop - k, next, totals);
+        next->at += stop - k;
     }
     for (int j = 0; j < FEW_CHANNELS; j++, column++)
         for (int64_t i = 0; i < tokens; i++) {
@@ -98,10 +101,11 @@ static int64_t linear_few_rows(const linear *l, int64_t column, int64_t column_e
     const int64_t num_tokens = l->a->num_tokens, num_tiles = (num_tokens + FEW_ROWS - 1) / FEW_ROWS;
     column_end -= (column_end - column) % FEW_CHANNELS;
     for (; column < column_end; column += FEW_CHANNELS) {
-        const row_fetch next = next_rows(l, column + FEW_CHANNELS);
+        const row_fetch all = next_rows(l, column + FEW_CHANNELS);
         for (int64_t i = 0, t = 0, end; i < num_tiles; i++, t = end) {
             end = (i + 1) * num_tokens / num_tiles;
-            few_tile(l, t, end - t, column, num_tiles == 1 ? next : one_row(next, i));
+            row_fetch next = num_tiles == 1 ? all : one_row(all, i);
+            few_tile(l, t, end - t, column, &next);
         }
     }
     return column_end;

@@ -257,7 +257,7 @@ static void linear_rest(const linear *l, int64_t column, int64_t column_end) {
 static void linear_planes(const linear *l, int64_t column, int64_t column_end) {
     linear_rest(l, linear_fast(l, column, column_end), column_end);
 }
-enum { STEPS_FROM_TOKENS = 1 };
+enum { STEPS_FROM_TOKENS = 1, MOST_STEPPED_INPUTS = INT_MAX };
 static int64_t stepped_channels(const linear *l, int64_t column, int64_t column_end) {
     return linear_fast(l, column, column_end);
 }

@@ -29,9 +29,10 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     const int64_t size = in_features / l->num_groups;
     const bool has_groups = l->num_groups > 1 && size % 16 == 0 && size <= 128;
     const bool may_step = l->kind == INT4 && offset == SIGNED_CODES && has_groups;
-    const bool is_stepped = may_step && (HAS_CODE_BYTES || num_tokens >= STEPS_FROM_TOKENS) && seems_stepped(l);
+    const bool may_expand = num_tokens >= STEPS_FROM_TOKENS && in_features <= MOST_STEPPED_INPUTS;
+    const bool is_stepped = may_step && (HAS_CODE_BYTES || may_expand) && seems_stepped(l);
     const bool in_bytes = takes_bytes(l, num_tokens, in_features, activation_bits, is_stepped);
-    if (is_stepped && !in_bytes && num_tokens >= STEPS_FROM_TOKENS) {
+    if (is_stepped && !in_bytes && may_expand) {
         l->kind = INT4_STEPS, l->is_grouped = false;
         for (int i = 0; i < 16; i++) l->table[i] += WEIGHT_OFFSET - offset;
         offset = WEIGHT_OFFSET;
