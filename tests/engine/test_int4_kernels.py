@@ -3,7 +3,10 @@ the definition in exact arithmetic."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import mmap
+import sys
 from fractions import Fraction
 from itertools import product
 from typing import Any, NamedTuple
@@ -193,6 +196,31 @@ def test_wide_matrices_in_steps(kind: str, columns: int) -> None:
     expected, mine = ReferenceKernels().linear(x, weight), kernels(kind, "int16")
     for num_tokens in (1, 4, 5, 8, 12):
         assert torch.equal(mine.linear(x[:num_tokens], weight), expected[:num_tokens]), num_tokens
+
+
+def guarded(tensor: Tensor) -> Tensor:
+    """The same numbers at the end of memory: whoever reads behind them ends the process."""
+    data = tensor.contiguous().view(torch.uint8).flatten()
+    size = -(-len(data) // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+    there = torch.frombuffer(memory, dtype=torch.uint8)
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(there.data_ptr() + size), mmap.PAGESIZE, 0)
+    copied = there[size - len(data) : size].copy_(data)
+    return copied.view(tensor.dtype).view(tensor.shape)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are protected by a function of the C library")
+@pytest.mark.parametrize("kind", FAST)
+@pytest.mark.parametrize("num_groups", [2, 15, 16, 17, 31])
+def test_nothing_is_read_behind_codes_and_scales(kind: str, num_groups: int) -> None:
+    mine, columns = kernels(kind, "int16"), 64 * num_groups
+    x = torch.randn(9, columns, generator=torch.Generator().manual_seed(0))
+    for rows in range(1, 10):
+        weight = matrix("steps", rows, columns, 64, torch.bfloat16, rows)
+        at_the_end = weight._replace(codes=guarded(weight.codes), scale=guarded(weight.scale))
+        for num_tokens in (1, 2, 9):
+            some = x[:num_tokens]
+            assert torch.equal(mine.linear(some, at_the_end), mine.linear(some, weight)), (rows, num_tokens)
 
 
 @pytest.mark.parametrize("activations", ["int16", "int8"])
