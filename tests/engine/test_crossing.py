@@ -9,13 +9,13 @@ import functools
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pretended_card import PretendedCard, engines, missing
+from pretended_card import PretendedCard, missing
 from test_shared_products import FORMATS, random_matrix
 from torch import Tensor
 
@@ -32,12 +32,6 @@ from penstock.weights.formats.weight_format import Int8
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 IN, OUT = 256, 80
-
-
-@pytest.fixture
-def card() -> Iterator[PretendedCard]:
-    with engines.card_with_kernels() as card:
-        yield card
 
 
 def test_c_and_python_have_the_same_numbers() -> None:

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import gc
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,6 @@ from penstock.weights.conversion.convert import convert
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 GIB = 1 << 30
-
-
-@pytest.fixture
-def card() -> Iterator[PretendedCard]:
-    with engines.card_with_kernels() as card:
-        yield card
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@ budget, and answers stay the same to the last bit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -45,12 +44,6 @@ CONFIG: dict[str, Any] = {
     "max_model_len": 64, "num_threads": 1, "num_resident_layers": 1, "allow_pickle": True,
     "enable_prefix_caching": False,
 }  # fmt: skip
-
-
-@pytest.fixture
-def card() -> Iterator[PretendedCard]:
-    with engines.card_with_kernels() as card:
-        yield card
 
 
 class Guessed:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-from pretended_card import PretendedCard, engines, missing
+from pretended_card import PretendedCard, missing
 from pretended_card.streams import Event
 from torch import Tensor
 
@@ -20,12 +20,6 @@ from penstock.memory.lane import find_lane
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 TYPES = (torch.float32, torch.int64, torch.int32, torch.bool)
-
-
-@pytest.fixture
-def card() -> Iterator[PretendedCard]:
-    with engines.card_with_kernels() as card:
-        yield card
 
 
 def random_inputs(draw: random.Random) -> list[Tensor]:

@@ -92,12 +92,6 @@ NUM_EXPERTS = 32
 PLANS: dict[object, MemoryPlan] = {}
 
 
-@pytest.fixture
-def card() -> Iterator[PretendedCard]:
-    with engines.card_with_kernels() as card:
-        yield card
-
-
 @pytest.fixture(scope="module")
 def unconverted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unconverted")

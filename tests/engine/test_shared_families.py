@@ -3,7 +3,6 @@ without their encoders, models that pool, and recurrences where a card's kernels
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,6 @@ from penstock.kernels import SharedKernels
 from penstock.memory.planning.cost import predict_step
 
 needs_card = pytest.mark.skipif(missing() is not None, reason=str(missing()))
-
-
-@pytest.fixture
-def card() -> Iterator[PretendedCard]:
-    with engines.card_with_kernels() as card:
-        yield card
 
 
 def shared_products(engine: Engine) -> int:

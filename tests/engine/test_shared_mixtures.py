@@ -3,7 +3,6 @@ models of which a part can't be shared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -25,12 +24,6 @@ GIB = 1 << 30
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 #: Of a model, the matrices of a layer that stay whole on the card.
 WHOLE = {"DeepSeek V3": {"kv_b"}, "MiniCPM3": {"kv_b"}}
-
-
-@pytest.fixture
-def card() -> Iterator[PretendedCard]:
-    with engines.card_with_kernels() as card:
-        yield card
 
 
 def machine(processor_gops: float = 1000.0) -> HardwareProfile:

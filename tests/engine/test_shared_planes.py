@@ -3,7 +3,6 @@ channels, or the card keeps all upper ones, which guess. The bits are those of I
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,12 +35,6 @@ from penstock.weights.split.row_split import split_rows
 needs_card = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 #: Layers that stay (of 4), and which share of the rest is streamed in steps of one token and of more.
 SPLITS = [(2, 0.0, 0.0), (2, 1.0, 0.5), (1, 0.25, 0.75), (3, 0.5, 1.0), (0, 0.75, 0.0)]
-
-
-@pytest.fixture
-def card() -> Iterator[PretendedCard]:
-    with engines.card_with_kernels() as card:
-        yield card
 
 
 @pytest.fixture(scope="module")

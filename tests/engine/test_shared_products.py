@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -120,12 +120,6 @@ def test_rows_of_a_split_matrix_are_rows_of_the_whole() -> None:
 
 
 # Whole engines on a pretended card.
-
-
-@pytest.fixture
-def card() -> Iterator[PretendedCard]:
-    with engines.card_with_kernels() as card:
-        yield card
 
 
 @pytest.fixture(scope="module")
