@@ -38,9 +38,12 @@ FORMS = {
     "symmetric": "signed",
     "steps": "signed",
     "steps in some rows": "signed",
+    "kept steps": "signed",
+    "kept steps in some rows": "signed",
     "zero points": "unsigned",
     "minima": "unsigned",
     "blocks with minima": "unsigned",
+    "whole blocks with minima": "unsigned",
     "mxfp4": "mxfp4",
     "shifts": "mxfp4",
     "shifts in some rows": "mxfp4",
@@ -49,10 +52,12 @@ FORMS = {
 
 
 def matrix(form: str, rows: int, columns: int, size: int, dtype: torch.dtype, seed: int = 0) -> Int4Tensor:
-    """A random matrix; blocks have as many groups as divide a row's."""
+    """A random matrix; blocks have as many groups as divide a row's, or all of them."""
     generator = torch.Generator().manual_seed(seed)
     groups = columns // size
     per_block = next(n for n in (8, 3, 2, 1) if groups % n == 0) if "blocks" in form else 1
+    if "whole blocks" in form:
+        per_block = groups
 
     def numbers(width: int) -> Tensor:
         signs = (
@@ -66,7 +71,7 @@ def matrix(form: str, rows: int, columns: int, size: int, dtype: torch.dtype, se
     fields: dict[str, Any] = {}
     if per_block > 1:
         fields["sub_scale"] = integers(-32, 64, torch.int8)
-    if form == "zero points" or (form == "blocks with minima" and per_block > 1):
+    if form == "zero points" or ("with minima" in form and per_block > 1):
         fields["sub_minimum"] = integers(0, 17 if form == "zero points" else 64, torch.uint8)
     if "minima" in form:
         fields["minimum"] = numbers(groups // per_block)
@@ -80,6 +85,11 @@ def matrix(form: str, rows: int, columns: int, size: int, dtype: torch.dtype, se
         of = integers(-15, 16, torch.int8)
         of[:, 0] = 15 - 30 * (torch.arange(rows) % 2)
         of[rows // 2] = 0
+        if "kept" in form:
+            if "some" in form:
+                of[1 : rows - 1 : 5, -1] = 16
+                of[2 : rows - 1 : 5, 0] = -128
+            return Int4Tensor(codes, units.to(dtype), size, FORMS[form], sub_scale=of)
         scale = units * of
         if "some" in form:  # the others are not among those that are looked at before
             scale[1 : rows - 1 : 5] *= 1.125
@@ -189,9 +199,10 @@ def test_every_build_gives_the_bits_of_the_reference(kind: str, form: str, activ
 
 @pytest.mark.parametrize("kind", FAST)
 @pytest.mark.parametrize("columns", [27648, 33280])
-def test_wide_matrices_in_steps(kind: str, columns: int) -> None:
+@pytest.mark.parametrize("form", ["steps", "kept steps"])
+def test_wide_matrices_in_steps(kind: str, columns: int, form: str) -> None:
     """Channels that are expanded some at a time, and as many inputs as are never expanded."""
-    weight = matrix("steps", 13, columns, 64, torch.bfloat16)
+    weight = matrix(form, 13, columns, 64, torch.bfloat16)
     x = torch.randn(12, columns, generator=torch.Generator().manual_seed(0))
     expected, mine = ReferenceKernels().linear(x, weight), kernels(kind, "int16")
     for num_tokens in (1, 4, 5, 8, 12):
@@ -212,12 +223,13 @@ def guarded(tensor: Tensor) -> Tensor:
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are protected by a function of the C library")
 @pytest.mark.parametrize("kind", FAST)
 @pytest.mark.parametrize("num_groups", [2, 15, 16, 17, 31])
-def test_nothing_is_read_behind_codes_and_scales(kind: str, num_groups: int) -> None:
+@pytest.mark.parametrize("form", ["steps", "kept steps"])
+def test_nothing_is_read_behind_codes_and_scales(kind: str, num_groups: int, form: str) -> None:
     mine, columns = kernels(kind, "int16"), 64 * num_groups
     x = torch.randn(9, columns, generator=torch.Generator().manual_seed(0))
     for rows in range(1, 10):
-        weight = matrix("steps", rows, columns, 64, torch.bfloat16, rows)
-        at_the_end = weight._replace(codes=guarded(weight.codes), scale=guarded(weight.scale))
+        weight = matrix(form, rows, columns, 64, torch.bfloat16, rows)
+        at_the_end = weight.map(guarded)
         for num_tokens in (1, 2, 9):
             some = x[:num_tokens]
             assert torch.equal(mine.linear(some, at_the_end), mine.linear(some, weight)), (rows, num_tokens)

@@ -90,7 +90,7 @@ DEFINE_TILE_PRODUCT(two_by_32, 32, true)
 /* The scales and minima of some channels' groups. */
 static void load_tile_scales(const tile_block *b, int64_t column, int64_t group, int64_t group_end) {
     const linear *l = b->l;
-    const int64_t n = l->num_groups, per = l->kind == INT8 ? 1 : l->numbers.block_groups;
+    const int64_t n = l->num_groups, per = block_groups(l);
     for (int64_t c = 0; c < MIN(TILE_CHANNELS, b->column_end - column); c++)
         for (int64_t g = group - group % per, stop; g < group_end; g = stop) {
             float scales[GROUPS_AT_ONCE];

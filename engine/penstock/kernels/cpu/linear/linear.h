@@ -38,7 +38,7 @@ enum { INT8, INT4, INT4_TABLE, INT4_STEPS, INT4_SHIFTS };
 /* Scales and minima of groups: w = scale * integer - minimum. Int4Tensor (int4_tensor.py) says what is there. */
 typedef struct {
     const void *scale, *minimum; /* [out_features, num_groups / block_groups] */
-    const int8_t *sub_scale;     /* [out_features, num_groups] */
+    const int8_t *sub_scale;     /* [out_features, num_groups], or NULL */
     const uint8_t *sub_minimum;
     int64_t block_groups;
     int dtype; /* of scale and minimum: 0 is float32, 1 float16, 2 bfloat16 */
@@ -83,8 +83,17 @@ INLINE void widen(const void *from, int dtype, int64_t i, int64_t count, float *
     }
 }
 
-/* Scales and (where there are any) minima of a channel's groups, at most GROUPS_AT_ONCE, the first of which begins a
- * block. Every product is exact: scales of several groups have 16 bits, and a minimum is a double. */
+/* Whether all groups of a row share one scale, times a sub-scale of their own. */
+INLINE bool is_one_block(const linear *l) {
+    return l->numbers.sub_scale && l->numbers.block_groups == l->num_groups;
+}
+/* The groups whose scales are found together: those of a block, unless the row is one block. */
+INLINE int64_t block_groups(const linear *l) {
+    return l->kind == INT8 || is_one_block(l) ? 1 : l->numbers.block_groups;
+}
+
+/* Scales and (where there are any) minima of a channel's groups, at most GROUPS_AT_ONCE, whole blocks unless the row is
+ * one block. Every product is exact: scales of several groups have 16 bits, and a minimum is a double. */
 enum { GROUPS_AT_ONCE = 64 };
 /* Blocks of eight groups have loops of their own, which become vectors. */
 INLINE void multiply_scales(const float *restrict blocks, const int8_t *restrict sub, int64_t num_blocks, int64_t per,
@@ -97,8 +106,22 @@ INLINE void multiply_minima(const float *restrict blocks, const uint8_t *restric
     for (int64_t b = 0; b < num_blocks; b++)
         for (int64_t i = 0; i < per; i++) to[b * per + i] = (double)blocks[b] * sub[b * per + i];
 }
+/* The same where a row is one block. */
+INLINE void find_row_scales(const linear *l, int64_t column, int64_t group, int64_t count, float *restrict scales,
+                            double *restrict minima) {
+    const group_numbers *n = &l->numbers;
+    const int64_t first = column * l->num_groups + group;
+    float scale, minimum;
+    widen(n->scale, n->dtype, column, 1, &scale);
+    for (int64_t g = 0; g < count; g++) scales[g] = scale * n->sub_scale[first + g];
+    if (!l->has_minimum) return;
+    if (n->minimum) widen(n->minimum, n->dtype, column, 1, &minimum);
+    const double of = n->minimum ? minimum : scale;
+    for (int64_t g = 0; g < count; g++) minima[g] = n->sub_minimum ? of * n->sub_minimum[first + g] : of;
+}
 static void find_scales(const linear *l, int64_t column, int64_t group, int64_t count, float *restrict scales,
                         double *restrict minima) {
+    if (is_one_block(l)) return find_row_scales(l, column, group, count, scales, minima);
     const group_numbers *n = &l->numbers;
     const int64_t per = n->block_groups, first = column * l->num_groups + group;
     const uint32_t block = (uint32_t)first / (uint32_t)per, num_blocks = (uint32_t)count / (uint32_t)per;
@@ -232,8 +255,8 @@ INLINE double grouped_sum(const linear *l, int64_t column, int64_t token) {
         }
         float scale[GROUPS_AT_ONCE] = {0};
         double minimum[GROUPS_AT_ONCE] = {0};
-        const int64_t first = g - g % l->numbers.block_groups;
-        find_scales(l, column, first, l->numbers.block_groups, scale, minimum);
+        const int64_t first = g - g % block_groups(l);
+        find_scales(l, column, first, block_groups(l), scale, minimum);
         double part = sum * (double)scale[g - first];
         if (l->has_minimum) part += minus_sum(l->a, token, g) * minimum[g - first];
         total += part;

@@ -189,7 +189,7 @@ DEFINE_PANEL_TILE(6)
 
 static void find_panel_scales(const block *b, int64_t group, int64_t group_end) {
     const linear *l = b->l;
-    const int64_t per = l->kind == INT8 ? 1 : l->numbers.block_groups, begin = group - group % per;
+    const int64_t per = block_groups(l), begin = group - group % per;
     const int64_t count = (group_end - begin + per - 1) / per * per;
     for (int c = 0; c < PANEL; c++) {
         float scales[GROUPS_AT_ONCE];

@@ -6,7 +6,8 @@
  * double. For a unit has at most 12 bits, and so all those sums are exact: an integer of at most 39 bits (131072 inputs
  * of 16 bits times 7 bits) times a unit.
  *
- * Whether scales are steps is seen from the scales themselves, row after row; the matrix can come from any file. */
+ * A matrix has the unit and the steps of each row apart (one scale a row, steps as sub-scales), or the scales alone:
+ * then it can come from any file, and whether they are steps is seen from them, row after row. */
 #pragma once
 
 enum { SIGNED_CODES = 8, MOST_STEPS = 15, STEPPED_CHANNELS = 64 };
@@ -26,6 +27,22 @@ __attribute__((constructor)) static void fill_stepped_codes(void) {
     for (int step = -MOST_STEPS; step <= MOST_STEPS; step++)
         for (int code = 0; code < 16; code++)
             stepped_codes[step + MOST_STEPS][code] = (uint8_t)(step * (code - SIGNED_CODES) + STEPPED_OFFSET);
+}
+
+/* Whether steps can have this unit: 12 bits at most. */
+INLINE bool is_unit(float one) { return !(bits_of(one) & 0xfff) && fabsf(one) < INFINITY; }
+
+/* The unit and the steps of a channel that has them apart. False: some steps are too large, and `at` has no meaning. */
+INLINE bool kept_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit, const bool as_places) {
+    const int64_t n = l->num_groups;
+    const int8_t *own = l->numbers.sub_scale + column * n;
+    uint8_t over = 0;
+    for (int64_t g = 0; g < n; g++) {
+        over |= (uint8_t)(own[g] + MOST_STEPS) > 2 * MOST_STEPS;
+        at[g] = (uint16_t)(as_places ? 16 * (own[g] + MOST_STEPS) : own[g]);
+    }
+    widen(l->numbers.scale, l->numbers.dtype, column, 1, unit);
+    return !over && is_unit(*unit);
 }
 
 /* The unit of a channel's scales, and where the rows of their steps begin in stepped_codes. False: the scales are no
@@ -106,12 +123,13 @@ INLINE float largest_scale(const linear *l, int64_t column) {
     return most;
 }
 INLINE bool find_steps_as(const linear *l, int64_t column, uint16_t *restrict at, float *unit, const bool as_places) {
+    if (is_one_block(l)) return kept_steps(l, column, at, unit, as_places);
     const bool is_bfloat = l->numbers.dtype == 2;
     const uint16_t *scales = (const uint16_t *)l->numbers.scale + column * l->num_groups;
     const float most = is_bfloat ? largest_bfloat(scales, l->num_groups) : largest_scale(l, column);
     const float one = most / MOST_STEPS, per_unit = most > 0.0f ? MOST_STEPS / most : 0.0f;
     *unit = one;
-    if (bits_of(one) & 0xfff || !(one < INFINITY)) return false; /* 12 bits at most */
+    if (!is_unit(one)) return false;
     return is_bfloat ? bfloat_places(scales, l->num_groups, one, per_unit, at, as_places)
                      : step_places(l, column, 0, l->num_groups, one, per_unit, at, as_places);
 }
@@ -120,6 +138,7 @@ INLINE bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, f
 }
 #else
 INLINE bool find_steps_as(const linear *l, int64_t column, uint16_t *restrict at, float *unit, const bool as_places) {
+    if (is_one_block(l)) return kept_steps(l, column, at, unit, as_places);
     const int64_t n = l->num_groups;
     const float magic = 12582912.0f; /* adding 1.5 * 2^23 rounds to an integer, which the low bits hold */
     float scales[MOST_STEPPED_GROUPS];
@@ -130,7 +149,7 @@ INLINE bool find_steps_as(const linear *l, int64_t column, uint16_t *restrict at
     memcpy(&most, &largest, 4);
     const float one = most / MOST_STEPS, per_unit = most > 0.0f ? MOST_STEPS / most : 0.0f;
     *unit = one;
-    if (bits_of(one) & 0xfff || !(one < INFINITY)) return false; /* 12 bits at most */
+    if (!is_unit(one)) return false;
     for (int64_t g = 0; g < n; g++) {
         const int32_t step = bits_of(scales[g] * per_unit + magic) - bits_of(magic);
         differ |= (float)step * one != scales[g];
@@ -148,7 +167,8 @@ static bool seems_stepped(const linear *l) {
     enum { SOME = 8 };
     uint16_t at[PLACES];
     float unit;
-    if (l->num_groups > MOST_STEPPED_GROUPS || l->has_minimum || l->numbers.sub_scale) return false;
+    if (l->num_groups > MOST_STEPPED_GROUPS || l->has_minimum || (l->numbers.sub_scale && !is_one_block(l)))
+        return false;
     for (int64_t i = 0; i < SOME; i++)
         if (!find_steps(l, i * (l->out_features - 1) / (SOME - 1), at, &unit)) return false;
     return true;

@@ -180,7 +180,7 @@ NOINLINE void channel_in_order(const linear *l, int64_t column, int rows, bool h
         float scales[16] = {0}; /* room for whole vectors */
         _mm512_storeu_si512(lanes, sums);
         const int64_t count = MIN(4 / quarters, l->num_groups - g);
-        widen(l->numbers.scale, l->numbers.dtype, column * l->num_groups + g, count, scales);
+        find_scales(l, column, g, count, scales, NULL);
         for (int64_t i = 0; i < count; i++, g++) {
             int64_t sum = 0;
             for (int64_t j = i * quarters; j < (i + 1) * quarters; j++) sum += lanes[4 * j];
@@ -200,9 +200,11 @@ NOINLINE bool find_four_factors(const linear *l, int64_t column, int place, int 
 typedef void (*factors_fn)(const linear *l, int64_t column, int place);
 static void token_by_factors(const linear *l, int64_t column, int64_t column_end, factors_fn four, int rows) {
     const bool has_table = l->kind == INT4_SHIFTS;
+    const group_numbers *n = &l->numbers;
     const int64_t end = column + (column_end - column) / 4 * 4,
-                  scale_bytes = l->num_groups * (l->numbers.dtype == 0 ? 4 : 2);
-    const char *scales = (const char *)l->numbers.scale + (column + FETCHED_SCALES) * scale_bytes;
+                  scale_bytes = l->num_groups * (n->sub_scale ? 1 : n->dtype == 0 ? 4 : 2);
+    const char *scales = n->sub_scale ? (const char *)n->sub_scale : n->scale;
+    scales += (column + FETCHED_SCALES) * scale_bytes;
     const int most = most_shift(l->a->in_features);
     correct_lanes(l->a, rows, has_table ? WEIGHT_OFFSET : SIGNED_CODES);
     int place = 0;

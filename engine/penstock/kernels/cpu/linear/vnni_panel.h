@@ -198,7 +198,7 @@ static void finish_groups(const block *b) {
 /* The scales and minima of a panel's groups, channel beside channel. */
 static void load_scales(const block *b, int64_t group, int64_t group_end) {
     const linear *l = b->l;
-    const int64_t n = l->num_groups, per = l->kind == INT8 ? 1 : l->numbers.block_groups;
+    const int64_t n = l->num_groups, per = block_groups(l);
     for (int c = 0; c < b->channels; c++) {
         if (l->kind == INT8) {
             for (int64_t g = group; g < group_end; g++) panel.scales[g - group][c] = l->scale[(b->column + c) * n + g];
@@ -250,7 +250,7 @@ static void linear_panel(const block *b, const int8_t *next_weights) {
     const int64_t parts = 1 + (num_rows + 5) / 6; /* of a block's work: packing, and tiles */
     const linear *l = b->l;
     const int8_t *w = l->qweight + b->column * l->row_bytes;
-    const int64_t per = l->kind == INT8 ? 1 : l->numbers.block_groups;
+    const int64_t per = block_groups(l);
     int64_t first_scale = 0, scales_end = 0;
     const int64_t at_once = MIN(64, a->group_size), calls = (k_end + at_once - 1) / at_once * parts;
     const int64_t stream_bytes = PANEL / STREAMS * l->row_bytes, lines = stream_bytes / 64;
