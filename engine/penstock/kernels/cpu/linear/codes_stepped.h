@@ -65,31 +65,31 @@ NOINLINE bool find_last_bfloat_steps(const uint16_t *scales, int64_t n, int64_t 
     memset(own + rows * n, 0, ((BFLOAT_ROWS - rows) * n + 16) * sizeof *own);
     return find_bfloat_steps(own, n, place);
 }
-/* The steps of a channel that has them apart, as kept_steps() has them, and zeros up to a multiple of 16. */
-INLINE bool kept_words(const linear *l, int64_t column, int64_t place, __m128i last) {
-    const int64_t n = l->num_groups, readable = (l->out_features - column) * n;
-    const int8_t *own = l->numbers.sub_scale + column * n;
-    __m128i over = _mm_setzero_si128();
-    for (int64_t g = 0; g < n; g += 16) {
-        __m128i some;
-        if (g + 16 <= readable) some = _mm_loadu_si128((const __m128i *)(own + g));
-        else {
-            int8_t room[16] = {0};
-            memcpy(room, own + g, n - g);
-            some = _mm_loadu_si128((const __m128i *)room);
-        }
-        if (g + 16 > n) some = _mm_and_si128(some, last);
-        over = _mm_or_si128(over, _mm_subs_epu8(_mm_abs_epi8(some), _mm_set1_epi8(MOST_STEPS)));
-        store_words(steps.at[place] + g, _mm256_cvtepi8_epi16(some));
-    }
-    widen(l->numbers.scale, l->numbers.dtype, column, 1, steps.units + place);
-    return _mm_testz_si128(over, over) && is_unit(steps.units[place]);
-}
+/* The same where rows have their steps apart, as bytes. */
 INLINE bool find_kept_steps(const linear *l, int64_t column, int64_t channels) {
     static const uint8_t masks[32] = {[0 ... 15] = 0xff};
-    const __m128i last = _mm_loadu_si128((const __m128i *)(masks + 16 - l->num_groups % 16));
-    bool have = true;
-    for (int64_t i = 0; have && i < channels; i++) have = kept_words(l, column + i, i, last);
+    const int64_t n = l->num_groups, whole = n / 16 * 16;
+    const int8_t *own = l->numbers.sub_scale + column * n, *end = l->numbers.sub_scale + l->out_features * n;
+    const __m128i last = _mm_loadu_si128((const __m128i *)(masks + 16 - n % 16)), most = _mm_set1_epi8(MOST_STEPS);
+    __m128i over = _mm_setzero_si128();
+    for (int64_t i = 0; i < channels; i++, own += n) {
+        int64_t g = 0;
+        for (; g < whole; g += 16) {
+            const __m128i some = _mm_loadu_si128((const __m128i *)(own + g));
+            over = _mm_or_si128(over, _mm_subs_epu8(_mm_abs_epi8(some), most));
+            store_words(steps.at[i] + g, _mm256_cvtepi8_epi16(some));
+        }
+        if (g == n) continue;
+        int8_t room[16];
+        const int8_t *from = own + g;
+        if (end - from < 16) from = memcpy(room, from, n - g); /* nothing behind the matrix may be read */
+        const __m128i some = _mm_and_si128(_mm_loadu_si128((const __m128i *)from), last);
+        over = _mm_or_si128(over, _mm_subs_epu8(_mm_abs_epi8(some), most));
+        store_words(steps.at[i] + g, _mm256_cvtepi8_epi16(some));
+    }
+    bool have = _mm_testz_si128(over, over);
+    widen(l->numbers.scale, l->numbers.dtype, column, channels, steps.units);
+    for (int64_t i = 0; i < channels; i++) have &= is_unit(steps.units[i]);
     return have;
 }
 

@@ -32,19 +32,6 @@ __attribute__((constructor)) static void fill_stepped_codes(void) {
 /* Whether steps can have this unit: 12 bits at most. */
 INLINE bool is_unit(float one) { return !(bits_of(one) & 0xfff) && fabsf(one) < INFINITY; }
 
-/* The unit and the steps of a channel that has them apart. False: some steps are too large, and `at` has no meaning. */
-INLINE bool kept_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit, const bool as_places) {
-    const int64_t n = l->num_groups;
-    const int8_t *own = l->numbers.sub_scale + column * n;
-    uint8_t over = 0;
-    for (int64_t g = 0; g < n; g++) {
-        over |= (uint8_t)(own[g] + MOST_STEPS) > 2 * MOST_STEPS;
-        at[g] = (uint16_t)(as_places ? 16 * (own[g] + MOST_STEPS) : own[g]);
-    }
-    widen(l->numbers.scale, l->numbers.dtype, column, 1, unit);
-    return !over && is_unit(*unit);
-}
-
 /* The unit of a channel's scales, and where the rows of their steps begin in stepped_codes. False: the scales are no
  * steps, and `at` has no meaning. */
 #if HAS_VNNI
@@ -57,6 +44,20 @@ INLINE __m512 sixteen_scales(const group_numbers *n, int64_t i, __mmask16 mask) 
 /* Steps as they are used: places in a table, or the steps themselves. */
 INLINE __m512i placed(__m512i steps, const bool as_places) {
     return as_places ? _mm512_slli_epi16(_mm512_add_epi16(steps, _mm512_set1_epi16(MOST_STEPS)), 4) : steps;
+}
+/* The unit and the steps of a channel that has them apart. False: some steps are too large, and `at` has no meaning. */
+INLINE bool kept_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit, const bool as_places) {
+    const int64_t n = l->num_groups;
+    const int8_t *own = l->numbers.sub_scale + column * n;
+    __m512i largest = _mm512_setzero_si512();
+    for (int64_t i = 0; i < n; i += 32) {
+        const __mmask32 some = n - i < 32 ? (1u << (n - i)) - 1 : ~(__mmask32)0;
+        const __m512i steps = _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(some, own + i));
+        largest = _mm512_max_epi16(largest, _mm512_abs_epi16(steps));
+        _mm512_storeu_si512(at + i, placed(steps, as_places));
+    }
+    widen(l->numbers.scale, l->numbers.dtype, column, 1, unit);
+    return !_mm512_cmpgt_epi16_mask(largest, _mm512_set1_epi16(MOST_STEPS)) && is_unit(*unit);
 }
 /* The places of `count` steps from group g on. False: some of the scales are no steps. */
 INLINE bool step_places(const linear *l, int64_t column, int64_t g, int64_t count, float unit, float per_unit,
@@ -137,6 +138,18 @@ INLINE bool find_steps(const linear *l, int64_t column, uint16_t *restrict at, f
     return find_steps_as(l, column, at, unit, true);
 }
 #else
+/* As above. */
+INLINE bool kept_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit, const bool as_places) {
+    const int64_t n = l->num_groups;
+    const int8_t *own = l->numbers.sub_scale + column * n;
+    uint8_t over = 0;
+    for (int64_t g = 0; g < n; g++) {
+        over |= (uint8_t)(own[g] + MOST_STEPS) > 2 * MOST_STEPS;
+        at[g] = (uint16_t)(as_places ? 16 * (own[g] + MOST_STEPS) : own[g]);
+    }
+    widen(l->numbers.scale, l->numbers.dtype, column, 1, unit);
+    return !over && is_unit(*unit);
+}
 INLINE bool find_steps_as(const linear *l, int64_t column, uint16_t *restrict at, float *unit, const bool as_places) {
     if (is_one_block(l)) return kept_steps(l, column, at, unit, as_places);
     const int64_t n = l->num_groups;
