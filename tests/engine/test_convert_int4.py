@@ -22,17 +22,18 @@ from test_formats_int4 import (
     packed_config,
     quantized_model,
 )
+from tiny_models import build
 from torch import Tensor
 from units import layer_key
 
 from penstock import Engine, EngineConfig
-from penstock.errors import UnsupportedModel, WrongTensor
+from penstock.errors import MissingTensor, UnsupportedModel, WrongTensor
 from penstock.memory.direct_io import aligned_buffer
-from penstock.model.registry import open_model
+from penstock.model.registry import find_family, open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.conversion import convert as conversion
 from penstock.weights.conversion.convert import convert
-from penstock.weights.store import WeightStore
+from penstock.weights.store import WeightStore, planned_tensors
 from penstock.weights.tiers.readers import StoreReader
 
 #: What packs a matrix, the config that says so, and the family (Qwen3 shares embedding and head).
@@ -176,4 +177,63 @@ def test_codes_of_another_form_are_refused(tmp_path: Path, monkeypatch: pytest.M
         open_model(tmp_path / "target")
     edit_config(tmp_path / "target", quantization_config={"penstock": "codes", "version": 2})
     with pytest.raises(UnsupportedModel, match="4-bit codes of version 2"):
+        open_model(tmp_path / "target")
+
+
+def write_own(folder: Path) -> Path:
+    """A converted folder in Penstock's own 4 bits."""
+    build("Llama", folder / "source")
+    convert(open_model(folder / "source", weights="int4", group_size=32).store, folder / "target")
+    return folder / "target"
+
+
+def greedy_answers(folder: Path) -> list[Any]:
+    tokenizer: Any = Ids()
+    with Engine.load(folder, EngineConfig(num_resident_layers=1), tokenizer=tokenizer) as engine:
+        return [(c.token_ids, c.logprobs) for c in engine.generate(PROMPTS, GREEDY)]
+
+
+def planned_bytes(folder: Path) -> list[int]:
+    """The units' bytes by config.json alone."""
+    config = json.loads((folder / "config.json").read_text())
+    family = find_family(config)
+    planned = planned_tensors(family.model_tensors(family.read_spec(config)), config, "int8", None)
+    return [unit.num_bytes for unit in planned.units]
+
+
+def test_other_tools_have_the_scales_of_units_and_steps(tmp_path: Path) -> None:
+    """And a folder that has these scales alone, as older ones do, gives the same answers."""
+    target = write_own(tmp_path)
+    opened = open_model(target).store
+    assert_package_reads(target, opened)
+    assert planned_bytes(target) == [unit.num_bytes for unit in opened.units.values()]
+    answers = greedy_answers(target)
+    for file in target.glob("model-layer-*.safetensors"):
+        tensors = load_file(file)
+        for name in [name for name in tensors if name.endswith("_steps.bias")]:
+            units, steps = tensors.pop(name.replace("_steps", "_units")), tensors.pop(name)
+            scale = tensors[name.replace("_steps.bias", "_scale")]
+            assert units.dtype == scale.dtype == torch.bfloat16 and steps.abs().max() == 15
+            assert torch.equal(scale.float(), units.float() * steps)
+        save_file(tensors, file)
+    edit_config(target, penstock_int4_steps=None)
+    older = open_model(target).store
+    assert planned_bytes(target) == [unit.num_bytes for unit in older.units.values()]
+    assert older.units[layer_key(0)].num_bytes > opened.units[layer_key(0)].num_bytes
+    assert greedy_answers(target) == answers
+
+
+def test_units_and_steps_of_other_shapes_are_refused(tmp_path: Path) -> None:
+    file = write_own(tmp_path) / "model-layer-00001.safetensors"
+    tensors, name = load_file(file), "model.layers.1.self_attn.o_proj.weight"
+    for ending, wrong in (
+        ("_steps.bias", tensors[f"{name}_steps.bias"][:, :1].clone()),
+        ("_units.bias", tensors[f"{name}_units.bias"].float()),
+    ):
+        save_file(tensors | {name + ending: wrong}, file)
+        with pytest.raises(WrongTensor, match=f"o_proj.weight{ending} .* Convert the model again"):
+            open_model(tmp_path / "target")
+    del tensors[f"{name}_units.bias"]
+    save_file(tensors, file)
+    with pytest.raises(MissingTensor, match="o_proj.weight_units.bias"):
         open_model(tmp_path / "target")

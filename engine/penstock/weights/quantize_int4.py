@@ -1,7 +1,8 @@
-"""Symmetric 4 bits per group of inputs: w ~ (code - 8) * scale, with scales in bfloat16.
+"""Symmetric 4 bits per group of inputs: w ~ (code - 8) * step * unit.
 
-The scales of a row are steps: integers from -15 to 15 times one number, the row's unit. A step times a code
-then fits INT8, so that kernels multiply the row as INT8 (kernels/cpu/linear/steps.h).
+The scales of a row are steps: integers from -15 to 15 times one number, the row's unit (bfloat16, as their
+products are). A step times a code then fits INT8, so that kernels multiply the row as INT8
+(kernels/cpu/linear/steps.h).
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ class RowSteps(NamedTuple):
 
     unit: Tensor  #: float32 [num_rows, 1], with so few bits that bfloat16 holds its multiples
     widest: Tensor  #: int64 [num_rows, 1]: the group whose scale is 15 units, or -15
+
+    def steps(self, scale: Tensor) -> Tensor:
+        """The steps of scales that are whole units, [num_rows, num_groups]: int8."""
+        return torch.where(self.unit > 0, scale / self.unit, 0).round_().to(torch.int8)
 
 
 def row_steps(weight: Tensor, group_size: int) -> RowSteps:
@@ -77,9 +82,10 @@ def round_to_codes(weight: Tensor, scale: Tensor) -> Tensor:
 def quantize_int4(weight: Tensor, group_size: int) -> Int4Tensor:
     """[out_features, in_features] of any floating dtype. Raises ValueError for NaN or infinity."""
     exact = weight.float()
-    scale = choose_scales(exact, group_size, row_steps(exact, group_size))
+    rows = row_steps(exact, group_size)
+    scale = choose_scales(exact, group_size, rows)
     codes = round_to_codes(exact, scale.repeat_interleave(group_size, 1))
-    return Int4Tensor(pack(codes), scale, group_size)
+    return Int4Tensor(pack(codes), rows.unit.bfloat16(), group_size, sub_scale=rows.steps(scale))
 
 
 def _integers(weight: Tensor, scale: Tensor) -> Tensor:
@@ -97,8 +103,10 @@ class Int4RowQuantizer:
         """quantize_int4() into `out`."""
         self._exact = weight.float()
         made = quantize_int4(self._exact, out.group_size)
+        assert out.sub_scale is not None and made.sub_scale is not None
         out.codes.copy_(made.codes)
         out.scale.copy_(made.scale)
+        out.sub_scale.copy_(made.sub_scale)
 
     def loss(self, out: Int4Tensor) -> tuple[float, float]:
         """Sums of squares: of what was lost when the last chunk was quantized to `out`, and of the chunk."""

@@ -19,6 +19,7 @@ from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.formats import MALFORMED
 from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
 from penstock.weights.checkpoints.quantized.quantization_config import (
+    STEPS_KEY,
     check_quantization,
     has_mxfp4_experts,
     has_planes,
@@ -155,7 +156,11 @@ def planned_tensors(
         ) from error
     if has_mxfp4_experts(config):
         return with_experts_in(wanted, Int4(Mxfp4.form))
-    return _as_planes(in_int4(wanted, packed) if packed else wanted, config, weights)
+    if packed:
+        wanted = in_int4(
+            wanted, packed, has_steps=check_quantization(config) is None or bool(config.get(STEPS_KEY))
+        )
+    return _as_planes(wanted, config, weights)
 
 
 def _as_planes(tensors: ModelTensors, config: dict[str, Any], weights: WeightBits) -> ModelTensors:

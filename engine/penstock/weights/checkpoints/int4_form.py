@@ -30,6 +30,12 @@ class Int4Form:
     codebook: str = "signed"
     #: The columns have an order of their own, so that the inputs of a group lie side by side.
     is_permuted: bool = False
+    #: A row is one block: `scale` has its unit, and the sub-scales are steps (quantize_int4.py).
+    has_steps: bool = False
+
+    @property
+    def has_sub_scale(self) -> bool:
+        return self.block_groups > 1 or self.has_steps
 
     @property
     def has_sub_minimum(self) -> bool:

@@ -32,13 +32,13 @@ from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.conversion.rounding import Nearest, Rounding
 from penstock.weights.conversion.unit_files import StoredUnit, UnitFile, unit_files
 from penstock.weights.conversion.unit_writer import UnitWriter
-from penstock.weights.formats.int4_format import Int4
+from penstock.weights.formats.int4_format import Int4, has_steps
 from penstock.weights.formats.model_formats import has_int4, has_planes
 from penstock.weights.formats.stacked_format import in_one_format
 from penstock.weights.formats.weight_format import rows_of_parts
 from penstock.weights.store import WeightStore
 from penstock.weights.tensor_source import TensorSource
-from penstock.weights.tensors import TensorSpec, stored_arrays
+from penstock.weights.tensors import TensorSpec
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ def convert(
     converted_config(store)  # raises before anything is written
     way = {"group_size": store.tensors.group_size, "rounding": rounding.name if rounding else None}
     way |= {"weights": "int4"} if has_int4(store.tensors) else {}
+    way |= {"scales": "steps"} if any(map(has_steps, store.tensors.multiplied)) else {}
     way |= {"weights": "planes"} if has_planes(store.tensors) else {}
     source, files = manifests.source_of(store.checkpoint, way), unit_files(converted_tensors(store))
     report = ConversionReport(
@@ -167,10 +168,7 @@ class Conversion:
     def _index(self, shapes: dict[str, Tensor]) -> dict[str, Any]:
         """model.safetensors.index.json."""
         names = {
-            array.name: file.name
-            for file in self._files
-            for unit in file.units
-            for array in (*stored_arrays(unit.stored), *stored_arrays(unit.padding))
+            array.name: file.name for file in self._files for unit in file.units for array in unit.arrays()
         }
         names |= dict.fromkeys(shapes, SHAPES)
         total = sum(file.num_stored_bytes for file in self._files)

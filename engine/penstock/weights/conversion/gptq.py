@@ -97,7 +97,9 @@ def compensate_int4(weight: Tensor, turns: Turns, out: Int4Tensor) -> None:
     )
     integers, scales = _compensate(weight, turns, grid)
     out.codes.copy_(pack((integers - LOWEST).to(torch.uint8)))
-    out.scale.copy_(scales)
+    assert out.sub_scale is not None
+    out.scale.copy_(rows.unit)
+    out.sub_scale.copy_(rows.steps(scales))
 
 
 def _compensate(weight: Tensor, turns: Turns, grid: Grid) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,11 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from penstock.memory.pages import PAGE
 from penstock.weights.conversion.unit_files import StoredUnit
-from penstock.weights.tensors import stored_arrays
 
 WRITE_BYTES = 16 << 20
 
@@ -27,8 +27,7 @@ def header(units: Sequence[StoredUnit], part_rows: dict[str, int]) -> bytes:
     """
     entries: dict[str, object] = {}
     end = 0
-    arrays = (array for unit in units for one in (unit.stored, unit.padding) for array in stored_arrays(one))
-    for array in arrays:
+    for array in (array for unit in units for array in unit.arrays()):
         component = array.component
         rows = part_rows.get(array.part, array.tensor.shape[0])
         shape = [component.shape[0] * rows // array.tensor.shape[0], *component.columns]
@@ -46,6 +45,7 @@ def data(unit: StoredUnit, buffer: Tensor) -> Iterator[bytes | memoryview]:
     """What a file has of a unit, from the unit's buffer."""
     stored = memoryview(buffer.numpy().data).cast("B")[: unit.layout.num_stored_bytes]
     yield from (stored[start : start + WRITE_BYTES] for start in range(0, len(stored), WRITE_BYTES))
+    yield from (memoryview(scales.view(torch.uint8).numpy().data).cast("B") for scales in unit.scales(buffer))
     if unit.padding:
         yield bytes(unit.num_padding_bytes)
 

@@ -2,21 +2,36 @@
 
 Embedding, head and each dense unit have a file. The experts of a layer share files, since a model may have
 15,000 experts. In such a file each expert begins on a page, so that one direct read brings the expert: behind
-each expert there are bytes of padding, as a tensor, because safetensors allows no gaps."""
+each expert there are bytes of padding, as a tensor, because safetensors allows no gaps.
+
+Behind what Penstock reads of a unit in Penstock's own 4 bits there are its scales in bfloat16, for other
+tools."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
+from torch import Tensor
+
+from penstock.kernels import Int4Tensor
 from penstock.memory.pages import PAGE
 from penstock.spec import DECODER
 from penstock.weights.checkpoints.own_head import HEAD
 from penstock.weights.conversion.converted_config import has_copied_head
+from penstock.weights.formats.int4_format import Int4, has_steps
 from penstock.weights.formats.weight_format import Floats
-from penstock.weights.tensors import ModelTensors, TensorSpec, Unit, UnitLayout, beside_shared
+from penstock.weights.tensors import (
+    ModelTensors,
+    StoredArray,
+    TensorSpec,
+    Unit,
+    UnitLayout,
+    beside_shared,
+    stored_arrays,
+)
 
 #: The most bytes of a file with several experts. A conversion that was stopped begins the file again in which
 #: it was stopped.
@@ -34,7 +49,7 @@ class StoredUnit:
     tensors: tuple[TensorSpec, ...]
     #: The same tensors under the names that they have in the file.
     stored: tuple[TensorSpec, ...]
-    #: What follows the tensors in the file, in bytes.
+    #: What follows tensors and scales in the file, in bytes.
     padding: tuple[TensorSpec, ...] = ()
 
     @cached_property
@@ -46,9 +61,31 @@ class StoredUnit:
         return sum(tensor.num_elements for tensor in self.padding)
 
     @property
+    def num_scale_bytes(self) -> int:
+        """The bytes of scales for other tools."""
+        return _scale_bytes(self.tensors)
+
+    @property
     def num_file_bytes(self) -> int:
-        """The bytes of the unit's buffer that the file has, and the padding."""
-        return self.layout.num_stored_bytes + self.num_padding_bytes
+        """The bytes of the unit's buffer that the file has, of scales, and of padding."""
+        return self.layout.num_stored_bytes + self.num_scale_bytes + self.num_padding_bytes
+
+    def arrays(self) -> Iterator[StoredArray]:
+        """The arrays of the file, in their order: what Penstock reads, scales for other tools, padding."""
+        yield from stored_arrays(self.stored)
+        for tensor in self.stored:
+            if isinstance(tensor.format, Int4) and has_steps(tensor):
+                scales = tensor.format.scales(tensor.shape)
+                yield from (StoredArray(tensor, part, scales) for part in tensor.parts)
+        yield from stored_arrays(self.padding)
+
+    def scales(self, buffer: Tensor) -> Iterator[Tensor]:
+        """The scales for other tools, [out_features, num_groups] of each matrix, from the unit's buffer."""
+        for slot in self.layout.slots:
+            if has_steps(slot.tensor):
+                matrix = slot.tensor.format.operand(slot.arrays(buffer))
+                assert isinstance(matrix, Int4Tensor)
+                yield matrix.group_scales()[0].to(matrix.scale.dtype)
 
 
 @dataclass(frozen=True)
@@ -60,8 +97,8 @@ class UnitFile:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the units' buffers."""
-        return sum(unit.layout.num_bytes for unit in self.units)
+        """Bytes of the units' buffers, and of scales for other tools."""
+        return sum(unit.layout.num_bytes + unit.num_scale_bytes for unit in self.units)
 
     @property
     def num_stored_bytes(self) -> int:
@@ -112,9 +149,17 @@ def _expert_files(experts: list[Unit], model: str) -> Iterator[UnitFile]:
 
 def _padding(expert: Unit) -> tuple[TensorSpec, ...]:
     """What makes whole pages of an expert in a file."""
-    missing = -expert.layout.num_stored_bytes % PAGE
+    missing = -(expert.layout.num_stored_bytes + _scale_bytes(expert.tensors)) % PAGE
     name = f"{expert.tensors[0].parts[0].removesuffix('.weight')}{PADDING}"
     return (TensorSpec("padding", (missing,), (name,), Floats("U8")),) if missing else ()
+
+
+def _scale_bytes(tensors: Iterable[TensorSpec]) -> int:
+    return sum(
+        tensor.format.scales(tensor.shape).num_bytes
+        for tensor in tensors
+        if isinstance(tensor.format, Int4) and has_steps(tensor)
+    )
 
 
 def _unit_name(unit: Unit, model: str) -> str:

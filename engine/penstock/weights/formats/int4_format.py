@@ -17,6 +17,7 @@ from penstock.kernels.int4_tensor import CODEBOOKS
 from penstock.weights.checkpoints.int4_form import Int4Form
 from penstock.weights.checkpoints.quantized import codes
 from penstock.weights.checkpoints.quantized.nibbles import pack_rows, unpack_rows, words_form
+from penstock.weights.checkpoints.quantized.packed_int4 import STEPS, UNITS
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 from penstock.weights.formats.weight_format import (
     CHUNK_BYTES,
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from penstock.weights.tensors import TensorSpec
 
 #: What follows a weight's name in the files of those who pack 4 bits (compressed-tensors, converted folders).
-_ENDINGS = ("_packed", "_shape", "_zero_point", "_g_idx", *codes.FIELDS, *codes.TABLES.values())
+_ENDINGS = (
+    "_packed", "_shape", "_zero_point", "_g_idx", UNITS, STEPS, *codes.FIELDS, *codes.TABLES.values(),
+)  # fmt: skip
 #: The form of matrices that Penstock quantizes itself: of each group size, one.
 OWN_DTYPE = "BF16"
 #: How far apart the exponents of a random MXFP4 matrix are.
@@ -46,7 +49,7 @@ WORD_ROWS = 8
 @dataclass(frozen=True)
 class Int4:
     """4-bit codes with a scale per group of inputs. Matrices of a floating dtype are quantized while they are
-    read, where the form is that of our own quantization (symmetric, scales in bfloat16)."""
+    read, where the form is that of our own quantization (symmetric, units in bfloat16, and steps)."""
 
     form: Int4Form
     is_matrix: ClassVar[bool] = True
@@ -65,6 +68,10 @@ class Int4:
     def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
         form, (rows, width) = self.form, shape
         groups = width // form.group_size
+        if form.has_steps:
+            units = Component(UNITS, form.scale_dtype, (rows, 1), (1,))
+            steps = Component(STEPS, "I8", (rows, groups), (groups,))
+            return units, steps, self._codes(shape)
         blocks = groups // form.block_groups
         found = [Component("_scale", form.scale_dtype, (rows, blocks), (blocks,))]
         if form.minima == "numbers":
@@ -79,8 +86,17 @@ class Int4:
             found.append(Component("_sub_minimum", "U8", (rows, groups), (groups,), derive))
         if form.is_permuted:
             found.append(Component("_order", "I32", (width,), ()))
-        # int32 words of eight codes, as compressed-tensors has them; their bytes are pairs of codes.
-        return *found, Component(codes.ending(form), "I32", (rows, width // 8), (width // 8,))
+        return *found, self._codes(shape)
+
+    def _codes(self, shape: tuple[int, ...]) -> Component:
+        """int32 words of eight codes, as compressed-tensors has them; their bytes are pairs of codes."""
+        rows, words = shape[0], shape[1] // 8
+        return Component(codes.ending(self.form), "I32", (rows, words), (words,))
+
+    def scales(self, shape: tuple[int, ...]) -> Component:
+        """The scales of a matrix with steps, as other tools want them."""
+        groups = shape[1] // self.group_size
+        return Component("_scale", self.form.scale_dtype, (shape[0], groups), (groups,))
 
     def operand(self, arrays: Sequence[Tensor]) -> Int4Tensor:
         form, left = self.form, list(arrays)
@@ -88,7 +104,7 @@ class Int4:
         fields: dict[str, Tensor] = {"scale": left.pop(0)}
         if form.minima == "numbers":
             fields["minimum"] = left.pop(0)
-        if form.block_groups > 1:
+        if form.has_sub_scale:
             fields["sub_scale"] = left.pop(0)
         if _has_words(self.form, shape):
             left.pop(0)
@@ -107,7 +123,8 @@ class Int4:
 
     def scheme(self) -> dict[str, Any] | None:
         size, dtype = self.form.group_size, self.form.scale_dtype
-        if self.form not in [words_form(size, dtype, has_zero_points) for has_zero_points in (False, True)]:
+        form = replace(self.form, has_steps=False)
+        if form not in [words_form(size, dtype, has_zero_points) for has_zero_points in (False, True)]:
             return None
         return {
             "num_bits": 4,
@@ -171,15 +188,21 @@ class Int4:
         if self.form.codebook == "mxfp4":  # powers of two, of which the largest is usual
             matrix.scale.random_(-MXFP4_SPREAD, 1, generator=generator).exp2_()
             matrix.scale.mul_(2.0 ** round(math.log2(2 * usual)))
-        if _is_own(self.form):
-            matrix.scale.random_(MOST_STEPS // 2, MOST_STEPS + 1, generator=generator)
-            matrix.scale[:, 0] = MOST_STEPS
-            matrix.scale.mul_(2.0 ** round(math.log2(usual / MOST_STEPS)))
+        if self.form.has_steps:
+            assert matrix.sub_scale is not None
+            matrix.scale.fill_(2.0 ** round(math.log2(usual / MOST_STEPS)))
+            matrix.sub_scale.random_(MOST_STEPS // 2, MOST_STEPS + 1, generator=generator)
+            matrix.sub_scale[:, 0] = MOST_STEPS
+
+
+def has_steps(tensor: TensorSpec) -> bool:
+    """Whether a matrix has its scales as units and steps: as Penstock quantizes to 4 bits."""
+    return isinstance(tensor.format, Int4) and tensor.format.form.has_steps
 
 
 def _is_own(form: Int4Form) -> bool:
     """Whether Penstock quantizes matrices to this form itself."""
-    return form == Int4Form(form.group_size, OWN_DTYPE)
+    return form == Int4Form(form.group_size, OWN_DTYPE, has_steps=True)
 
 
 def _has_words(form: Int4Form, shape: tuple[int, ...]) -> bool:

@@ -48,11 +48,12 @@ def grouped_to_fit(tensors: ModelTensors, group_sizes: set[int]) -> ModelTensors
     return _with_formats(tensors, unit=group, head=group)
 
 
-def in_int4(tensors: ModelTensors, group_size: int) -> ModelTensors:
-    """The same model with 4-bit codes in its units' matrices; embedding and head stay INT8."""
+def in_int4(tensors: ModelTensors, group_size: int, has_steps: bool = True) -> ModelTensors:
+    """The same model with 4-bit codes in its units' matrices; embedding and head stay INT8. `has_steps`: as
+    Penstock quantizes them itself."""
 
     def pack(tensor: TensorSpec) -> WeightFormat:
-        return Int4(Int4Form(group_size)) if tensor.is_matrix else tensor.format
+        return Int4(Int4Form(group_size, has_steps=has_steps)) if tensor.is_matrix else tensor.format
 
     return _with_formats(tensors, unit=pack)
 

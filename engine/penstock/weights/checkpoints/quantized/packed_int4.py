@@ -1,11 +1,14 @@
 """4-bit codes in int32 words, as compressed-tensors' `pack-quantized` keeps them: eight to a word along the
 rows of [out_features, in_features], the first in the lowest bits, each with 8 added. So a little-endian file
 has rows of bytes with two codes each. Zero points lie in such words along the columns.
+
+What Penstock quantizes itself has the scales a second time, as units and steps (quantize_int4.py), which
+Penstock reads in place of the scales.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +29,10 @@ from penstock.weights.checkpoints.quantized.nibbles import (
 )
 from penstock.weights.checkpoints.quantized.packed import check_words
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
+
+#: What follows the name of a matrix in the names of its units and steps. vLLM skips biases that it does not
+#: know.
+UNITS, STEPS = "_units.bias", "_steps.bias"
 
 
 def int4_entry(name: str, stored: TensorEntry, shape: tuple[int, int], source: Int4Source) -> TensorEntry:
@@ -68,6 +75,8 @@ class CompressedInt4:
     #: I32 [in_features]: the group of each input, where the inputs of a group do not lie side by side.
     g_idx: TensorEntry | None
     form: Int4Form
+    #: Units [out_features, 1] and steps (I8 [out_features, num_groups]), where the form has these.
+    in_steps: tuple[TensorEntry, TensorEntry] | None = None
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, name: str, has_zero_point: bool) -> CompressedInt4:
@@ -89,11 +98,15 @@ class CompressedInt4:
         if g_idx is not None and _is_in_order(checkpoint, g_idx, scale.shape[1]):
             g_idx = None
         form = words_form(size, scale.dtype, zero is not None, is_permuted=g_idx is not None)
-        return cls(packed, scale, zero, g_idx, form)
+        in_steps = _units_and_steps(checkpoint, name, scale)
+        return cls(packed, scale, zero, g_idx, replace(form, has_steps=in_steps is not None), in_steps)
 
     def read(self, checkpoint: Checkpoint, start: int, stop: int) -> dict[str, Tensor]:
         width = 4 * self.packed.shape[1]
         codes = checkpoint.read_stored(self.packed, start * width, stop * width).view(stop - start, width)
+        if self.in_steps is not None:
+            units, steps = (entry.read_rows(checkpoint, start, stop) for entry in self.in_steps)
+            return {"codes": codes, "scale": units, "sub_scale": steps}
         num_groups = self.scale.shape[1]
         repeats = 2 * width // self.form.group_size // num_groups
         arrays = {"scale": self.scale.read_rows(checkpoint, start, stop).repeat_interleave(repeats, 1)}
@@ -101,6 +114,19 @@ class CompressedInt4:
             zeros = zero_points(checkpoint, self.zero_point, start, stop)
             arrays["sub_minimum"] = zeros.repeat_interleave(repeats, 1)
         return arrays | in_groups(checkpoint, codes, self.g_idx, num_groups)
+
+
+def _units_and_steps(
+    checkpoint: Checkpoint, name: str, scale: TensorEntry
+) -> tuple[TensorEntry, TensorEntry] | None:
+    """None: the matrix has none. Raises MissingTensor and WrongTensor."""
+    if name + STEPS not in checkpoint.entries:
+        return None
+    units, steps = checkpoint.entry(name + UNITS), checkpoint.entry(name + STEPS)
+    for entry, expected in ((units, (scale.dtype, (scale.shape[0], 1))), (steps, ("I8", scale.shape))):
+        if (entry.dtype, entry.shape) != expected:
+            raise _misfit(scale, entry, f"{expected[0]} {list(expected[1])}. Convert the model again")
+    return units, steps
 
 
 def _is_in_order(checkpoint: Checkpoint, g_idx: TensorEntry, num_groups: int) -> bool:
