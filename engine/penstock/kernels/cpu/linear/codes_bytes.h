@@ -39,15 +39,18 @@ INLINE const int8_t *bytes_of_token(const activations *a, int64_t token) {
     return (const int8_t *)(a->rows + token * a->padded);
 }
 
-/* The next channels' codes, which are fetched line after line while some channels are multiplied: to the L1 cache, or
- * to the L2 cache where the L1 cache has no room for them. */
+/* Later channels' codes, which are fetched line after line while some channels are multiplied: those of the next
+ * channels to the L1 cache, or those behind them to the L2 cache where the L1 cache has no room for two tiles. */
 typedef struct {
     const int8_t *codes;
     bool is_near;
 } code_fetch;
+enum { NEAR_BYTES = 4096 };
 INLINE code_fetch next_codes(const int8_t *w, int64_t channels, int64_t row_bytes) {
-    const int64_t ahead = MAX(channels * row_bytes, 4096);
-    return (code_fetch){tuning.prefetch_bytes_int4 ? w + ahead : NULL, ahead <= 16384};
+    const int64_t bytes = channels * row_bytes;
+    const bool is_near = bytes <= NEAR_BYTES;
+    const int8_t *codes = w + (is_near ? NEAR_BYTES : 2 * bytes);
+    return (code_fetch){tuning.prefetch_bytes_int4 ? codes : NULL, is_near};
 }
 INLINE void fetch_codes(code_fetch fetch, int64_t from, int64_t bytes) {
     if (!fetch.codes) return;
