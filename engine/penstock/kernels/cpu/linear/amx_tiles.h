@@ -77,8 +77,11 @@ INLINE void fill_channel(const linear *l, int64_t c, int64_t k, int64_t inputs, 
     uint16_t at[TILE_INPUTS_FEW / 32 + 16];
     const __m512i offset = _mm512_set1_epi8((char)(l->has_minimum ? 0 : l->a->offset));
     const __m512i table = kind == INT8 ? offset : _mm512_sub_epi8(table_of(l), offset);
-    if (kind == INT4_STEPS)
-        step_places(l, c, k >> shift, (bytes * 2) >> shift, unit, unit > 0.0f ? 1.0f / unit : 0.0f, at, true);
+    if (kind == INT4_STEPS) {
+        const int64_t group = k >> shift, count = (bytes * 2) >> shift;
+        if (is_one_block(l)) kept_places(l, c, group, count, at, true);
+        else step_places(l, c, group, count, unit, unit > 0.0f ? 1.0f / unit : 0.0f, at, true);
+    }
 #define TABLES(i) kind == INT4_STEPS ? as_unsigned(step_tables(at + ((i) * 2 >> shift), shift)) : table
 #define FILL(j, mask) fill_64(w + i + 64 * j, mask, TABLES(i + 64 * j), to + j * stride, kind, half);
     int64_t i = 0;

@@ -45,17 +45,23 @@ INLINE __m512 sixteen_scales(const group_numbers *n, int64_t i, __mmask16 mask) 
 INLINE __m512i placed(__m512i steps, const bool as_places) {
     return as_places ? _mm512_slli_epi16(_mm512_add_epi16(steps, _mm512_set1_epi16(MOST_STEPS)), 4) : steps;
 }
-/* The unit and the steps of a channel that has them apart. False: some steps are too large, and `at` has no meaning. */
-INLINE bool kept_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit, const bool as_places) {
-    const int64_t n = l->num_groups;
-    const int8_t *own = l->numbers.sub_scale + column * n;
+/* `count` steps from group g on of a channel that has them apart, and steps of 0 up to a multiple of 32. Returns the
+ * largest ones. */
+INLINE __m512i kept_places(const linear *l, int64_t column, int64_t g, int64_t count, uint16_t *restrict at,
+                           const bool as_places) {
+    const int8_t *own = l->numbers.sub_scale + column * l->num_groups + g;
     __m512i largest = _mm512_setzero_si512();
-    for (int64_t i = 0; i < n; i += 32) {
-        const __mmask32 some = n - i < 32 ? (1u << (n - i)) - 1 : ~(__mmask32)0;
+    for (int64_t i = 0; i < count; i += 32) {
+        const __mmask32 some = count - i < 32 ? (1u << (count - i)) - 1 : ~(__mmask32)0;
         const __m512i steps = _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(some, own + i));
         largest = _mm512_max_epi16(largest, _mm512_abs_epi16(steps));
         _mm512_storeu_si512(at + i, placed(steps, as_places));
     }
+    return largest;
+}
+/* The unit and the steps of a channel that has them apart. False: some steps are too large, and `at` has no meaning. */
+INLINE bool kept_steps(const linear *l, int64_t column, uint16_t *restrict at, float *unit, const bool as_places) {
+    const __m512i largest = kept_places(l, column, 0, l->num_groups, at, as_places);
     widen(l->numbers.scale, l->numbers.dtype, column, 1, unit);
     return !_mm512_cmpgt_epi16_mask(largest, _mm512_set1_epi16(MOST_STEPS)) && is_unit(*unit);
 }
