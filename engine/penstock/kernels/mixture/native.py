@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from penstock.kernels.experts import (
     settle_all,
 )
 from penstock.kernels.operands import GatedFunction, address, gated_code
+from penstock.kernels.scratch import scratch
 
 #: Padded rows of one call if several experts have them, so that the scratch memory stays small.
 MOST_ROWS = 256
@@ -52,22 +54,25 @@ class NativeExperts:
         code = gated_code(function)
         for numbers, num_padded, row_bytes in calls:
             number, records = len(numbers) // _RECORD_NUMBERS, array("q", numbers)
-            scratch = torch.empty(scratch_bytes(number, num_padded, row_bytes) // 4)
-            tickets = [] if arriving is None else arriving.tickets()
+            room, _held = scratch(scratch_bytes(number, num_padded, row_bytes))
+            call = partial(
+                self._library.penstock_gated_experts, x.data_ptr(), x.stride(0), tokens.data_ptr()
+            )
+            at = records.buffer_info()[0]
+            if arriving is None:
+                call(at, number, *code, self._activation_bits, y.data_ptr(), room, number, None, None, None)
+                continue
+            tickets = arriving.tickets()
             first, num_there = 0, number - len(tickets)
             while True:
                 waiting = array("i", tickets[max(0, first - num_there) :])
-                num_computed = self._library.penstock_gated_experts(
-                    x.data_ptr(), x.stride(0), tokens.data_ptr(),
-                    records.buffer_info()[0] + first * _RECORD_NUMBERS * records.itemsize, number - first,
-                    *code, self._activation_bits, y.data_ptr(), scratch.data_ptr(),
-                    max(0, num_there - first), waiting.buffer_info()[0],
-                    None if arriving is None else arriving.wait,
-                    None if arriving is None else arriving.reads,
+                first += call(
+                    at + first * _RECORD_NUMBERS * records.itemsize, number - first, *code,
+                    self._activation_bits, y.data_ptr(), room, max(0, num_there - first),
+                    waiting.buffer_info()[0], arriving.wait, arriving.reads,
                 )  # fmt: skip
-                if arriving is None or first + num_computed == number:
+                if first == number:
                     break
-                first += num_computed
                 arriving.settle(first - num_there)
                 tickets = arriving.tickets()
 
@@ -107,7 +112,7 @@ def _calls(experts: Sequence[ExpertRows]) -> list[tuple[list[int], int, int]] | 
         record = expert.native
         if record is None:
             return None
-        own = padded_rows(end - first)
+        own = 1 if end - first == 1 else padded_rows(end - first)
         if num_padded + own > MOST_ROWS and numbers:
             calls.append((numbers, num_padded, row_bytes))
             numbers, num_padded, row_bytes = [], 0, 0

@@ -65,6 +65,11 @@ class Routing:
         )  # fmt: skip
 
 
+    @cached_property
+    def native_address(self) -> int:
+        return ctypes.addressof(self.native)
+
+
 @dataclass(frozen=True, eq=False)
 class Router:
     """A layer's router."""
