@@ -1,5 +1,5 @@
-"""Scratch memory of one call of cpu.c, which nothing reads afterwards. A thread keeps what calls for a token or
-two need: to allocate it for each call would take longer than some of these calls."""
+"""Scratch memory of one call of cpu.c, which nothing reads afterwards. A thread keeps what calls for a token
+or two need: to allocate it for each call would take longer than some of these calls."""
 
 from __future__ import annotations
 

@@ -208,6 +208,7 @@ class LayerStreamer:
             weights.next_experts = self._behind(keys[0])
             if self._lender is not None and self._lender.lends_arriving:
                 weights.ask_arriving = partial(self._lender.arriving_groups, keys[0])
+                weights.take_present = partial(self._lender.take_present, keys[0])
         return weights
 
     def _in_ram(self, key: UnitKey) -> Tensor:

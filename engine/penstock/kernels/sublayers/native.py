@@ -16,7 +16,7 @@ from penstock.kernels.kv.clamped import ClampNotice
 from penstock.kernels.operands import BatchLayout, GatedFunction, LayerKV, address, gated_code
 from penstock.kernels.scratch import scratch
 from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, NativeSublayer, Turns
-from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, partial_bytes
+from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, SPLIT_KEYS, partial_bytes
 from penstock.kernels.sublayers.whole_layer import WholeLayer
 
 #: With more tokens the single operations take so long that nothing is saved.
@@ -81,14 +81,14 @@ class NativeSublayers:
             return None
         numbers = [number for each in layers for number in each.numbers]
         y = torch.empty(4, num_tokens, width)
-        own_scratch = torch.empty(max(_scratch_floats(each, num_tokens) for each, _ in known))
+        attended = torch.empty(max(_scratch_floats(each, num_tokens) for each, _ in known))
         row_bytes = max(mlp.row_bytes for _, mlp in known)
         mlp_scratch = torch.empty(scratch_bytes(1, padded_rows(num_tokens), row_bytes) // 4)
         shared = torch.empty(max(partials) // 4) if max(partials) else None
         has_clamped = self._library.penstock_layers(
             (ctypes.c_int64 * len(numbers))(*numbers), len(layers), hidden.data_ptr(), num_tokens,
             _rows(num_tokens).data_ptr(), batch.slot_mapping.data_ptr(), *batch.native, *gated_code(function),
-            self._activation_bits, y.data_ptr(), own_scratch.data_ptr(), mlp_scratch.data_ptr(), address(shared),
+            self._activation_bits, y.data_ptr(), attended.data_ptr(), mlp_scratch.data_ptr(), address(shared),
         )  # fmt: skip
         if has_clamped:
             self._notice.give()
@@ -102,9 +102,10 @@ def _scratch_floats(known: NativeSublayer, num_tokens: int) -> int:
 
 def _partial_bytes(sublayer: AttentionSublayer, kv: LayerKV, batch: BatchLayout, num_tokens: int) -> int:
     """Of partial results, where threads share sequences; else 0."""
-    head_dim, block_size = kv.native[4:]
-    num_rows, num_keys = num_tokens * sublayer.spec.num_heads, batch.native[1] * block_size
-    return partial_bytes(num_rows, num_keys, head_dim)
+    num_keys = batch.native[1] * kv.native[5]
+    if num_keys <= SPLIT_KEYS:
+        return 0
+    return partial_bytes(num_tokens * sublayer.spec.num_heads, num_keys, kv.native[4])
 
 
 @cache

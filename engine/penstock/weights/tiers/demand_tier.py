@@ -64,7 +64,8 @@ class DemandTier:
         self.slots = ExpertSlots(self.arrivals, self.policy)
         #: Units that began to arrive since the start, by stack and layer.
         self.num_arrived: dict[tuple[str, int], int] = {}
-        #: What the user asked for and was not lent yet, and about how many units the whole sweep asks for.
+        #: What the user asked for and was not lent yet, or has taken by take_present(); and about how many
+        #: units the whole sweep asks for.
         self._wanted: Mapping[UnitKey, None] = {}
         self._num_in_sweep = 0
         self.expected = ExpectedUnits[UnitKey]()
@@ -120,6 +121,19 @@ class DemandTier:
                 with self.arrivals:
                     group = self._lend(waiting, self.slots.arrived(waiting))
                     coming = self._add_coming(group, waiting)
+
+    def take_present(self, keys: Sequence[UnitKey]) -> list[Arrival] | None:
+        """What gather_arriving() brings if it brings all of these units, each once, at the first look; they
+        stay until anything else is asked for. None: it does not, and nothing was asked for."""
+        with self.arrivals:
+            group = self.slots.arrived(keys)
+            found = [arrival for _, arrival in group if arrival.is_there or not arrival.has_failed]
+            if len(found) < len(keys) or self.arrivals.is_closed:
+                return None
+            self._count_asked(keys, keys)
+            self.slots.use(group)
+            self._wanted = dict.fromkeys(keys)
+        return found
 
     @property
     def is_ordered(self) -> bool:
@@ -194,14 +208,18 @@ class DemandTier:
             for key, _ in failed:
                 self.slots.drop(key)
             there = [each for each in there if each not in failed]
-        self.num_asked += len(waiting)
+        self._count_asked(waiting, [key for key, _ in there])
+        return self._lend(waiting, there)
+
+    def _count_asked(self, keys: Collection[UnitKey], there: Collection[UnitKey]) -> None:
+        """A layer asks for these units, of which some are there."""
+        self.num_asked += len(keys)
         self.num_hits += len(there)
         if self.expected.kept or self._early:
-            early, self._early = self.settle(waiting), set()
-            self.num_hits -= sum(key in early for key, _ in there)
-        self.uses.add(waiting)
-        self._num_in_sweep = len(waiting) * len(self.num_units)
-        return self._lend(waiting, there)
+            early, self._early = self.settle(keys), set()
+            self.num_hits -= len(early.intersection(there))
+        self.uses.add(keys)
+        self._num_in_sweep = len(keys) * len(self.num_units)
 
     def _lend(self, waiting: dict[UnitKey, None], group: Group) -> Group:
         """Lend those of these units whose reads have ended, and have the others read. What is lent is not
