@@ -112,6 +112,23 @@ def test_what_is_coming_is_lent_behind_what_is_there(file: Path) -> None:
     tier.close()
 
 
+def test_what_is_there_is_taken_at_once_and_stays(file: Path) -> None:
+    """Guesses take no slot of it, and it counts as what is gathered does."""
+    reader = FileReader(file)
+    tier = tier_of(reader, 4, num_per_sweep=1)
+    gathered(tier, [0, 1])
+    gathered(tier, [2])
+    assert tier.take_present([expert(1), expert(3)]) is None and (tier.num_asked, tier.num_hits) == (3, 0)
+    found = tier.take_present([expert(1), expert(0)])
+    assert found is not None and [int(arrival.buffer[0]) for arrival in found] == [1, 0]
+    assert (tier.num_asked, tier.num_hits) == (5, 2)
+    tier.expect([expert(number) for number in (3, 4, 5)])
+    assert reader.order_of == [0, 1, 2, 3, 4], "a slot was free, and nobody used expert 2"
+    assert sorted(gathered(tier, [5, 3])) == [3, 5] and (tier.num_asked, tier.num_hits) == (7, 2)
+    assert expert(0) in tier.arrivals.units and expert(1) not in tier.arrivals.units
+    tier.close()
+
+
 def test_wrong_guesses_give_their_slots_back(file: Path) -> None:
     """Three guesses wait behind one another; the layer asks for others, and none of its slots is lost."""
     reader = FileReader(file)

@@ -208,7 +208,7 @@ def test_what_a_user_who_is_gone_had_is_taken_back() -> None:
     ((_, arrival),) = next(present)
     for each in gone:
         each.close()
-    assert gathered(tier, [0, 1, 3]) and (arrival.buffer == 2).all() and arrival.is_lent
+    assert gathered(tier, [0, 1, 3]) and (arrival.buffer == 2).all() and list(tier.slots.lent) == [expert(2)]
     tier.close()
 
 

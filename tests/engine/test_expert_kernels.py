@@ -122,6 +122,23 @@ def test_experts_are_chosen_as_torch_sorts(build: str, function: RouterFunction)
                 assert torch.equal(found.scores.nan_to_num(7.0), expected.scores.nan_to_num(7.0))
 
 
+@pytest.mark.parametrize("kind", FAST)
+def test_a_tokens_experts_are_those_of_many_calls(kind: str) -> None:
+    """Also where the scratch memory is more than a thread keeps, and where an expert has no record."""
+    kernels, random = fast(kind, "int16"), torch.Generator().manual_seed(4)
+    forms = ["int8", "int8 groups", "steps", "minima", "mxfp4", "shifts", "planes", "stacked"]
+    for kinds in [[each] * 6 for each in forms] + [forms[:6], ["int8"] * 300]:
+        given = experts(kinds, (1,) * len(kinds))
+        x, onto = torch.randn(1, HIDDEN, generator=random), torch.randn(1, HIDDEN, generator=random)
+        scores = torch.rand(1, len(kinds), generator=random)
+        function = ClampedGate(1.5, 0.5) if kinds[0] == "shifts" else "silu"
+        weights = [expert for expert, _, _ in given]
+        for hidden in (None, onto):
+            expected = PlainExperts(kernels).blend_token(x, weights, function, scores, hidden)
+            found = kernels.experts.blend_token(x, weights, function, scores, hidden)
+            assert torch.equal(found, expected), kinds
+
+
 @pytest.mark.skipif(not compiled_builds(), reason="no C kernels were compiled")
 @pytest.mark.parametrize("has_scores", [False, True])
 @pytest.mark.parametrize("num_tokens", [0, 1, 5])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,6 +39,7 @@ from penstock.kernels.operands import (
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.native import NativeRecurrences
+from penstock.kernels.scratch import scratch
 from penstock.kernels.shared.attended import HandedAttention
 from penstock.kernels.shared.handed_product import HandedParts, HandedProduct
 from penstock.kernels.sublayers.native import NativeSublayers
@@ -196,10 +196,10 @@ class NativeKernels(NativeRecurrences):
         (num_tokens, in_features), num_chosen = x.shape, routing.num_chosen
         experts = torch.empty(num_tokens, num_chosen, dtype=torch.int64)
         chosen = torch.empty(num_tokens, num_chosen)
-        scratch = torch.empty(2 * num_tokens * routing.num_experts)
+        room, _held = scratch(8 * num_tokens * routing.num_experts)
         self._library.penstock_route(
             x.data_ptr(), x.stride(0), num_tokens, in_features, *router.native,
-            ctypes.byref(routing.native), experts.data_ptr(), chosen.data_ptr(), scratch.data_ptr(),
+            routing.native_address, experts.data_ptr(), chosen.data_ptr(), room,
         )  # fmt: skip
         return Routed(experts, chosen)
 

@@ -150,6 +150,7 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_router_scores": (_P, _N, _N, _N, _P, _P, _N, _I, _P),
     "penstock_route": (_P, _N, _N, _N, _P, _P, _P, _P, _P, _P, _P),
     "penstock_gated_experts": (_P, _N, _P, _P, _N, _I, _F, _F, _I, _P, _P, _N, _P, _P, _P),
+    "penstock_token_experts": (_P, _P, _N, _I, _F, _F, _I, _P, _P, _P, _P),
     "penstock_weighted_sum": (_P, _P, _P, _P, _N, _N, _N, _P),
     "penstock_add_low_rank": (_P, _N, _N, _P, _N, _P, _N, _P, _N, _P, _N, _P, _N),
     "penstock_rope": (_P, _N, _N, _N, _N, _N, _P, _P, _I),

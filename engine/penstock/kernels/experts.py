@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from penstock.kernels.expert_records import ExpertRecord
@@ -79,6 +80,17 @@ class ExpertKernels(Protocol):
         order, and their sum to `onto` [num_tokens, width]; each product and each sum rounds. Without scores,
         the parts themselves are added."""
 
+    def blend_token(
+        self,
+        x: Tensor,
+        experts: Sequence[GatedExpert],
+        function: GatedFunction,
+        scores: Tensor,
+        onto: Tensor | None = None,
+    ) -> Tensor:
+        """add() of what compute() gives for one token, x [1, in_features], and its experts, best first, with
+        their scores [1, num_experts]."""
+
 
 class ExpertCalls(Protocol):
     """The calls of which an expert consists."""
@@ -119,3 +131,29 @@ class PlainExperts:
         for part in others:
             total += part
         return total if onto is None else onto + total
+
+    def blend_token(
+        self,
+        x: Tensor,
+        experts: Sequence[GatedExpert],
+        function: GatedFunction,
+        scores: Tensor,
+        onto: Tensor | None = None,
+    ) -> Tensor:
+        return computed_and_added(self, x, experts, function, scores, onto)
+
+
+def computed_and_added(
+    kernels: ExpertKernels,
+    x: Tensor,
+    experts: Sequence[GatedExpert],
+    function: GatedFunction,
+    scores: Tensor,
+    onto: Tensor | None,
+) -> Tensor:
+    """ExpertKernels.blend_token(), by the other two calls."""
+    rows = torch.arange(len(experts), device=x.device)
+    parts = x.new_empty(len(experts), experts[0].down.out_features)
+    given = [(expert, row, row + 1) for row, expert in enumerate(experts)]
+    kernels.compute(x, torch.zeros_like(rows), given, function, parts)
+    return kernels.add(parts, rows[None], scores, onto)

@@ -86,6 +86,8 @@ class KVCache:
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in all layers, in this order. They are copied one after the
         other, so that copying takes no memory. On a GPU the copies are queued."""
+        if not copies:  # most steps have none
+            return
         own = [part for parts in self.layers for part in parts if len(part)]  # some layers have no blocks
         for part in own:
             for source, destination in copies:

@@ -82,7 +82,7 @@ class Family(Architecture):
         function gets counts the layers of all stacks that are swept together."""
         return self.layer
 
-    #: How many layers layers() is asked for at once, at most. Between two calls a step can be cancelled.
+    #: How many layers are lent at once, at most, if they stay in memory. layers() is asked for all of them.
     most_together = 1
 
     def layers(

@@ -226,7 +226,9 @@ def mixed(
         return onto + mixed(family, weights, x, mixture, routed, meanwhile)
     narrow = family.project(weights, "narrow_in", x) if mixture.narrow_size else x
     kernels, scales_inputs = family.kernels, mixture.scales_inputs
-    y = blend(kernels, weights, narrow, routed, mixture.compute, scales_inputs, meanwhile, onto)
+    y = _of_present(kernels, weights, narrow, routed, mixture, meanwhile, onto)
+    if y is None:
+        y = blend(kernels, weights, narrow, routed, mixture.compute, scales_inputs, meanwhile, onto)
     y = family.project(weights, "narrow_out", y) if mixture.narrow_size else y
     if not mixture.shared_size:
         return y
@@ -234,6 +236,27 @@ def mixed(
     if mixture.has_shared_gate:
         shared *= family.kernels.router_scores(x, weights.vector("shared_gate"), None, "sigmoid")
     return y + shared
+
+
+def _of_present(
+    kernels: Kernels,
+    weights: LayerWeights,
+    x: Tensor,
+    routed: Routed,
+    mixture: Mixture,
+    meanwhile: Callable[[], None] | None,
+    onto: Tensor | None,
+) -> Tensor | None:
+    """blend() of one token whose experts are all in memory. None: nothing was computed or asked for."""
+    if x.shape[0] != 1 or mixture.scales_inputs or not mixture.has_gate:
+        return None
+    experts = weights.take_present(routed.experts.tolist()[0])
+    if experts is None:
+        return None
+    if meanwhile is not None:
+        meanwhile()
+    given = [expert.gated for expert in experts]
+    return kernels.experts.blend_token(x, given, mixture.function, routed.scores, onto)
 
 
 def one_by_one(compute: Callable[[LayerWeights, Tensor], Tensor]) -> ComputeExperts:

@@ -89,6 +89,14 @@ class ExpertLender:
         """Whether experts can be lent while they are read."""
         return self._tier.is_ordered and self._in_ram is None
 
+    def take_present(self, layer: UnitKey, numbers: Sequence[int]) -> list[LayerWeights] | None:
+        """LayerWeights.take_present of a layer."""
+        keys = self._keys_of(layer, numbers)
+        found = self._tier.take_present(keys)
+        if found is None:
+            return None
+        return [each.views or self._weights(key, each) for key, each in zip(keys, found, strict=True)]
+
     def arriving_groups(
         self, layer: UnitKey, numbers: Sequence[int]
     ) -> Iterator[tuple[ExpertGroup, Arriving | None]]:

@@ -36,6 +36,10 @@ def no_experts(numbers: Sequence[int], num_tokens: Sequence[int]) -> Iterator[Ex
     raise LookupError("this layer has no experts")
 
 
+def _nothing_present(numbers: Sequence[int]) -> None:
+    """LayerWeights.take_present where nobody knows."""
+
+
 class LayerWeights:
     """Named views into a unit's buffer."""
 
@@ -54,6 +58,9 @@ class LayerWeights:
         self.next_experts: NextExperts | None = None
         #: arriving_groups() of a layer; None: experts are lent when they are there.
         self.ask_arriving: AskForArriving | None = None
+        #: Different experts, if all of them are in memory: valid until others are asked for. None: they are
+        #: not, or nobody knows without asking for them.
+        self.take_present: Callable[[Sequence[int]], Sequence[LayerWeights] | None] = _nothing_present
         #: A vector that some models have and others lack, such as a bias.
         self.optional: Callable[[str], Tensor | None] = vectors.get
 

@@ -70,6 +70,9 @@ class LayerStreamer:
         )
         self._num_sweeps = 0
         self._views: dict[tuple[UnitKey, tuple[int, ...], float], LayerWeights] = {}
+        #: Layers that stay in memory and are there, by their places, with their buffers: nothing takes them
+        #: away again.
+        self._staying: dict[int, tuple[LayerWeights, list[Tensor]]] = {}
         #: The layer that is in use or waited for, counted over all stacks; None between sweeps. Any thread
         #: may look.
         self.current_layer: int | None = None
@@ -134,36 +137,47 @@ class LayerStreamer:
         end = index + self._stacks[stack]
         while index < end:
             self.current_layer = index
-            layers = self._layers[index : index + self._num_there(index, min(end, index + most))]
-            buffers: list[Tensor] = []
+            staying = self._staying_from(index, min(end, index + most))
+            num_layers = max(1, len(staying))
+            keys = self._layers[index + num_layers - 1]
+            buffers, acquired = [buffer for _, own in staying for buffer in own], list[UnitKey]()
             try:
-                run = list[LayerWeights]()
-                for keys in layers:
+                if staying:
+                    self.tiers.nearest.acquire(keys[-1])  # tells how far the sweep is
+                    acquired.append(keys[-1])
+                    yield [weights for weights, _ in staying]
+                else:
                     for key in keys:
                         buffers.append(self._acquire(key))
-                    run.append(self._views_of(keys, buffers[-len(keys) :]))
-                yield run
+                        acquired.append(key)
+                    yield [self._lend(index, buffers)]
             finally:
                 # A sweep that was given up and is closed late takes nothing from the one that goes on.
                 if this_sweep == self._num_sweeps:
-                    acquired = zip(
-                        itertools.chain(*layers), buffers, strict=False
-                    )  # the last one may have failed
-                    for key, buffer in acquired:
+                    for buffer in buffers:
                         self.lane.link.release(buffer)
+                    for key in acquired:
                         self.tiers.nearest.release(key)
-            index += len(layers)
+            index += num_layers
 
-    def _num_there(self, first: int, end: int) -> int:
-        """How many layers from `first` on, and before `end`, can be in use at the same time: those that stay
-        in memory and are there, or the first one alone."""
-        if end - first == 1:
-            return 1
-        settled = self.tiers.nearest.settled
+    def _staying_from(self, first: int, end: int) -> list[tuple[LayerWeights, list[Tensor]]]:
+        """The layers from `first` on, and before `end`, that stay in memory and are there, with their
+        buffers."""
+        found = list[tuple[LayerWeights, list[Tensor]]]()
         for index in range(first, end):
-            if any(settled(key) is None for key in self._layers[index]):
-                return max(1, index - first)
-        return end - first
+            staying = self._staying.get(index)
+            if staying is None:
+                break
+            found.append(staying)
+        return found
+
+    def _lend(self, index: int, buffers: list[Tensor]) -> LayerWeights:
+        """The weights of a layer in its buffers."""
+        keys, settled = self._layers[index], self.tiers.nearest.settled
+        weights = self._views_of(keys, buffers)
+        if self._shared is None and all(settled(key) is not None for key in keys):
+            self._staying[index] = weights, buffers
+        return weights
 
     def _acquire(self, key: UnitKey) -> Tensor:
         """Wait for a dense unit."""
@@ -194,6 +208,7 @@ class LayerStreamer:
             weights.next_experts = self._behind(keys[0])
             if self._lender is not None and self._lender.lends_arriving:
                 weights.ask_arriving = partial(self._lender.arriving_groups, keys[0])
+                weights.take_present = partial(self._lender.take_present, keys[0])
         return weights
 
     def _in_ram(self, key: UnitKey) -> Tensor:
@@ -242,5 +257,6 @@ class LayerStreamer:
         self.tiers.close()
         self.lane.close()
         self._views.clear()
+        self._staying.clear()
         if self._lender is not None:
             self._lender.close()

@@ -209,3 +209,19 @@ EXPORT void penstock_weighted_sum(const float *parts, const int64_t *rows, const
     weighted_sum w = {parts, scores, onto, rows, y, num_chosen, width};
     for_rows(num_tokens, num_chosen * width, weighted_sum_row, &w);
 }
+
+/* The sum of one token's experts, best first, times their scores: penstock_weighted_sum of what gated_experts gives.
+ * `scratch` has room for that of gated_experts, for the results of all experts, and for what kernels/mixture/native.py
+ * says of each expert. */
+EXPORT void penstock_token_experts(const float *x, const expert_weights *const *weights, int64_t num_experts, int kind,
+                                   float sharpness, float limit, int activation_bits, const float *scores,
+                                   const float *onto, float *y, void *scratch) {
+    const int64_t width = weights[0]->down->out_features;
+    expert *experts = scratch;
+    int64_t *rows = (int64_t *)(experts + num_experts), *tokens = rows + num_experts;
+    float *parts = (float *)(tokens + num_experts);
+    for (int64_t i = 0; i < num_experts; i++) experts[i] = (expert){weights[i], i, i + 1}, rows[i] = i, tokens[i] = 0;
+    gated_experts(x, weights[0]->gate_up->in_features, tokens, experts, num_experts, kind, sharpness, limit,
+                  activation_bits, parts, parts + num_experts * width);
+    penstock_weighted_sum(parts, rows, scores, onto, 1, num_experts, width, y);
+}

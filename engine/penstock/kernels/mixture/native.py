@@ -14,15 +14,21 @@ from penstock.kernels.experts import (
     Arriving,
     ExpertCalls,
     ExpertRows,
+    GatedExpert,
     PlainExperts,
+    computed_and_added,
     settle_all,
 )
 from penstock.kernels.operands import GatedFunction, address, gated_code
+from penstock.kernels.scratch import scratch
 
 #: Padded rows of one call if several experts have them, so that the scratch memory stays small.
 MOST_ROWS = 256
 #: Numbers of an expert as experts.h reads it: where its weights are, its first row and the end of its rows.
 _RECORD_NUMBERS = 3
+#: Bytes of scratch memory that penstock_token_experts() takes for an expert beside its result and what the
+#: other calls take.
+_TOKEN_BYTES = 64
 
 
 class NativeExperts:
@@ -49,27 +55,24 @@ class NativeExperts:
         if len(calls) > 1:
             settle_all(arriving)
             arriving = None
-        code = gated_code(function)
         for numbers, num_padded, row_bytes in calls:
             number, records = len(numbers) // _RECORD_NUMBERS, array("q", numbers)
-            scratch = torch.empty(scratch_bytes(number, num_padded, row_bytes) // 4)
-            tickets = [] if arriving is None else arriving.tickets()
-            first, num_there = 0, number - len(tickets)
-            while True:
-                waiting = array("i", tickets[max(0, first - num_there) :])
-                num_computed = self._library.penstock_gated_experts(
-                    x.data_ptr(), x.stride(0), tokens.data_ptr(),
-                    records.buffer_info()[0] + first * _RECORD_NUMBERS * records.itemsize, number - first,
-                    *code, self._activation_bits, y.data_ptr(), scratch.data_ptr(),
-                    max(0, num_there - first), waiting.buffer_info()[0],
-                    None if arriving is None else arriving.wait,
-                    None if arriving is None else arriving.reads,
+            room, _held = scratch(scratch_bytes(number, num_padded, row_bytes))
+            given = x.data_ptr(), x.stride(0), tokens.data_ptr()
+            how = *gated_code(function), self._activation_bits, y.data_ptr(), room
+            at, first, num_there = records.buffer_info()[0], 0, number
+            if arriving is None:
+                self._library.penstock_gated_experts(*given, at, number, *how, number, None, None, None)
+                continue
+            num_there -= len(arriving)
+            while first < number:
+                waiting = array("i", arriving.tickets()[max(0, first - num_there) :])
+                first += self._library.penstock_gated_experts(
+                    *given, at + first * _RECORD_NUMBERS * records.itemsize, number - first, *how,
+                    max(0, num_there - first), waiting.buffer_info()[0], arriving.wait, arriving.reads,
                 )  # fmt: skip
-                if arriving is None or first + num_computed == number:
-                    break
-                first += num_computed
-                arriving.settle(first - num_there)
-                tickets = arriving.tickets()
+                if first < number:
+                    arriving.settle(first - num_there)
 
     def add(self, parts: Tensor, rows: Tensor, scores: Tensor | None, onto: Tensor | None = None) -> Tensor:
         (num_tokens, num_ranks), width = rows.shape, parts.shape[1]
@@ -77,6 +80,32 @@ class NativeExperts:
         self._library.penstock_weighted_sum(
             parts.data_ptr(), rows.data_ptr(), address(scores), address(onto), num_tokens, num_ranks, width,
             y.data_ptr(),
+        )  # fmt: skip
+        return y
+
+    def blend_token(
+        self,
+        x: Tensor,
+        experts: Sequence[GatedExpert],
+        function: GatedFunction,
+        scores: Tensor,
+        onto: Tensor | None = None,
+    ) -> Tensor:
+        addresses, row_bytes, num_experts = array("q"), 0, len(experts)
+        for expert in experts:
+            record = expert.native
+            if record is None:
+                return computed_and_added(self, x, experts, function, scores, onto)
+            addresses.append(record.address)
+            if record.row_bytes > row_bytes:
+                row_bytes = record.row_bytes
+        width = experts[0].down.out_features
+        y = torch.empty(1, width)
+        num_bytes = scratch_bytes(num_experts, num_experts, row_bytes)
+        room, _held = scratch(num_bytes + num_experts * (_TOKEN_BYTES + 4 * width))
+        self._library.penstock_token_experts(
+            x.data_ptr(), addresses.buffer_info()[0], num_experts, *gated_code(function),
+            self._activation_bits, scores.data_ptr(), address(onto), y.data_ptr(), room,
         )  # fmt: skip
         return y
 
@@ -107,7 +136,7 @@ def _calls(experts: Sequence[ExpertRows]) -> list[tuple[list[int], int, int]] | 
         record = expert.native
         if record is None:
             return None
-        own = padded_rows(end - first)
+        own = 1 if end - first == 1 else padded_rows(end - first)
         if num_padded + own > MOST_ROWS and numbers:
             calls.append((numbers, num_padded, row_bytes))
             numbers, num_padded, row_bytes = [], 0, 0

@@ -64,6 +64,10 @@ class Routing:
             ROUTER_CODES[self.function], self.is_renormalized, self.least_sum, self.scaling,
         )  # fmt: skip
 
+    @cached_property
+    def native_address(self) -> int:
+        return ctypes.addressof(self.native)
+
 
 @dataclass(frozen=True, eq=False)
 class Router:

@@ -19,6 +19,8 @@ from penstock.kernels.experts import (
     ExpertCalls,
     ExpertKernels,
     ExpertRows,
+    GatedExpert,
+    computed_and_added,
     settle_all,
 )
 from penstock.kernels.operands import GatedFunction, Matrix
@@ -94,6 +96,16 @@ class SharedExperts:
                 y[first:end] = own
         self._results.clear()
         return self._first.experts.add(parts, rows, scores, onto)
+
+    def blend_token(
+        self,
+        x: Tensor,
+        experts: Sequence[GatedExpert],
+        function: GatedFunction,
+        scores: Tensor,
+        onto: Tensor | None = None,
+    ) -> Tensor:
+        return computed_and_added(self, x, experts, function, scores, onto)
 
     def _go_on(self, begun: _Begun) -> None:
         """From gate and up to down. What the card was given meanwhile, it computes beside the processor."""

@@ -14,8 +14,9 @@ from penstock.kernels.expert_records import padded_rows, scratch_bytes
 from penstock.kernels.experts import ExpertKernels, GatedExpert
 from penstock.kernels.kv.clamped import ClampNotice
 from penstock.kernels.operands import BatchLayout, GatedFunction, LayerKV, address, gated_code
+from penstock.kernels.scratch import scratch
 from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, NativeSublayer, Turns
-from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, partial_bytes
+from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, SPLIT_KEYS, partial_bytes
 from penstock.kernels.sublayers.whole_layer import WholeLayer
 
 #: With more tokens the single operations take so long that nothing is saved.
@@ -44,14 +45,13 @@ class NativeSublayers:
             return None
         cos, sin = turns
         summed, normed = torch.empty(num_tokens, width), torch.empty(num_tokens, width)
-        scratch = torch.empty(_scratch_floats(known, num_tokens))
+        room, _held = scratch(4 * _scratch_floats(known, num_tokens))
         num_bytes = _partial_bytes(sublayer, kv, batch, num_tokens)
         partials = torch.empty(num_bytes // 4) if num_bytes else None
         has_clamped = self._library.penstock_attention_sublayer(
             known.address, hidden.data_ptr(), num_tokens, address(cos), address(sin),
             0 if cos is None else cos.shape[1], batch.slot_mapping.data_ptr(), *kv.native, *batch.native,
-            self._activation_bits, summed.data_ptr(), normed.data_ptr(), scratch.data_ptr(),
-            address(partials),
+            self._activation_bits, summed.data_ptr(), normed.data_ptr(), room, address(partials),
         )  # fmt: skip
         if has_clamped:
             self._notice.give()
@@ -81,14 +81,14 @@ class NativeSublayers:
             return None
         numbers = [number for each in layers for number in each.numbers]
         y = torch.empty(4, num_tokens, width)
-        scratch = torch.empty(max(_scratch_floats(each, num_tokens) for each, _ in known))
+        attended = torch.empty(max(_scratch_floats(each, num_tokens) for each, _ in known))
         row_bytes = max(mlp.row_bytes for _, mlp in known)
         mlp_scratch = torch.empty(scratch_bytes(1, padded_rows(num_tokens), row_bytes) // 4)
         shared = torch.empty(max(partials) // 4) if max(partials) else None
         has_clamped = self._library.penstock_layers(
             (ctypes.c_int64 * len(numbers))(*numbers), len(layers), hidden.data_ptr(), num_tokens,
             _rows(num_tokens).data_ptr(), batch.slot_mapping.data_ptr(), *batch.native, *gated_code(function),
-            self._activation_bits, y.data_ptr(), scratch.data_ptr(), mlp_scratch.data_ptr(), address(shared),
+            self._activation_bits, y.data_ptr(), attended.data_ptr(), mlp_scratch.data_ptr(), address(shared),
         )  # fmt: skip
         if has_clamped:
             self._notice.give()
@@ -102,9 +102,10 @@ def _scratch_floats(known: NativeSublayer, num_tokens: int) -> int:
 
 def _partial_bytes(sublayer: AttentionSublayer, kv: LayerKV, batch: BatchLayout, num_tokens: int) -> int:
     """Of partial results, where threads share sequences; else 0."""
-    head_dim, block_size = kv.native[4:]
-    num_rows, num_keys = num_tokens * sublayer.spec.num_heads, batch.native[1] * block_size
-    return partial_bytes(num_rows, num_keys, head_dim)
+    num_keys = batch.native[1] * kv.native[5]
+    if num_keys <= SPLIT_KEYS:
+        return 0
+    return partial_bytes(num_tokens * sublayer.spec.num_heads, num_keys, kv.native[4])
 
 
 @cache

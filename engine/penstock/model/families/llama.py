@@ -86,7 +86,8 @@ class Llama(LlamaArchitecture):
 
     @property
     def most_together(self) -> int:  # type: ignore[override]
-        return MOST_TOGETHER if self._calls_layers else 1
+        """Also where layers are computed one by one: to lend several at once takes less time."""
+        return MOST_TOGETHER if self.kernels.sublayers is not None else 1
 
     @cached_property
     def _calls_layers(self) -> bool:

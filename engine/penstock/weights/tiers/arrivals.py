@@ -130,6 +130,11 @@ class Arrivals:
         """Whether fewer reads than the most are under way."""
         return self.clock.num_reads < self._max_reads
 
+    @property
+    def has_unwatched(self) -> bool:
+        """Whether a read began under this lock that may have ended already."""
+        return bool(self._begun)
+
     def stop(self) -> None:
         """Read nothing more."""
         with self:

@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.memory.pools import MemoryPool
 from penstock.memory.reads.ordered_reads import OrderedRead
 from penstock.spec import UnitKey
-from penstock.weights.tiers.arrivals import Arrivals, take_back
+from penstock.weights.tiers.arrivals import Arrivals
 from penstock.weights.tiers.arriving_reads import ArrivingReads
 from penstock.weights.tiers.expected_units import ExpectedUnits
 from penstock.weights.tiers.expert_policy import ExpertPolicy
@@ -64,7 +64,8 @@ class DemandTier:
         self.slots = ExpertSlots(self.arrivals, self.policy)
         #: Units that began to arrive since the start, by stack and layer.
         self.num_arrived: dict[tuple[str, int], int] = {}
-        #: What the user asked for and was not lent yet, and about how many units the whole sweep asks for.
+        #: What the user asked for and was not lent yet, or has taken by take_present(); and about how many
+        #: units the whole sweep asks for.
         self._wanted: Mapping[UnitKey, None] = {}
         self._num_in_sweep = 0
         self.expected = ExpectedUnits[UnitKey]()
@@ -87,22 +88,24 @@ class DemandTier:
         meanwhile. A group stays until the next one is asked for. Raises what reading raised."""
         waiting, num_taken_back = dict.fromkeys(keys), self._num_taken_back
         with self.arrivals:
-            self._want(waiting)
-        while waiting:
-            group = self._take(waiting)
+            group = self._want(waiting)
+        while group or waiting:
+            group = group or self._take(waiting)
             try:
                 yield group
             finally:
                 # Who was thought to be gone and comes back late takes nothing from the next user.
                 if num_taken_back == self._num_taken_back:
                     self._release(group, waiting)
+            group = []
 
     def gather_arriving(self, keys: Sequence[UnitKey]) -> Iterator[tuple[Group, ArrivingReads | None]]:
         """What gather() brings, of ordered reads: the first group has all units that are there, and then
         those that are being read, with their reads, for which the user waits."""
         waiting, num_taken_back = dict.fromkeys(keys), self._num_taken_back
         with self.arrivals:
-            group, coming = self._take_coming(waiting, self._want(waiting))
+            group = self._want(waiting)
+            coming = self._add_coming(group, waiting) if waiting else []
         while group or waiting:
             group = group or self._take(waiting)
             arriving = ArrivingReads(coming) if coming else None
@@ -116,7 +119,21 @@ class DemandTier:
             group, coming = [], []
             if waiting:
                 with self.arrivals:
-                    group, coming = self._take_coming(waiting, self.slots.arrived(waiting))
+                    group = self._lend(waiting, self.slots.arrived(waiting))
+                    coming = self._add_coming(group, waiting)
+
+    def take_present(self, keys: Sequence[UnitKey]) -> list[Arrival] | None:
+        """What gather_arriving() brings if it brings all of these units, each once, at the first look; they
+        stay until anything else is asked for. None: it does not, and nothing was asked for."""
+        with self.arrivals:
+            group = self.slots.arrived(keys)
+            found = [arrival for _, arrival in group if arrival.is_there or not arrival.has_failed]
+            if len(found) < len(keys) or self.arrivals.is_closed:
+                return None
+            self._count_asked(keys, keys)
+            self.slots.use(group)
+            self._wanted = dict.fromkeys(keys)
+        return found
 
     @property
     def is_ordered(self) -> bool:
@@ -138,8 +155,8 @@ class DemandTier:
         """Wait for a unit; the unit stays until it is released. Raises what reading raised."""
         waiting = {key: None}
         with self.arrivals:
-            self._want(waiting)
-        ((_, arrival),) = self._take(waiting)
+            group = self._want(waiting)
+        ((_, arrival),) = group or self._take(waiting)
         return arrival
 
     def _release(self, group: Group, waiting: Mapping[UnitKey, None]) -> None:
@@ -147,14 +164,12 @@ class DemandTier:
         guess may take its place between two groups."""
         with self.arrivals:
             self._wanted = waiting
-            for _, arrival in group:
-                arrival.is_lent = False
+            for key, _ in group:
+                self.slots.lent.pop(key, None)
 
     def release(self, key: UnitKey) -> None:
         with self.arrivals:
-            arrival = self.arrivals.units.get(key)
-            if arrival is not None:  # it was not closed in the meantime
-                arrival.is_lent = False
+            self.slots.lent.pop(key, None)
 
     def take_back(self) -> list[Tensor]:
         """Take back what a user gathered or acquired who is gone and will not release it. Returns the
@@ -162,92 +177,90 @@ class DemandTier:
         with self.arrivals:
             self._num_taken_back += 1
             self._wanted = {}
-        return take_back(self.arrivals)
+            buffers = [arrival.buffer for arrival in self.slots.lent.values()]
+            self.slots.lent.clear()
+        return buffers
 
     def close(self) -> None:
         """Read nothing more, and wait for what is being read into our slots."""
         self.arrivals.close()
 
     def _take(self, waiting: dict[UnitKey, None]) -> Group:
-        """Lend those of these units that are there, and have the others read meanwhile. Waits if none is
-        there. What is lent is not waited for any more. Raises what reading raised."""
+        """Lend those of these units that are there, and wait if none is. Raises what reading raised."""
         started = time.perf_counter()
         group: Group = []
         while not group:
             with self.arrivals:
-                if self.arrivals.is_closed:
-                    raise RuntimeError("the engine was closed while its experts were in use")
                 group = self._lend(waiting, self.slots.arrived(waiting))
-                self._wanted = waiting
-                has_begun = self._ask(takes_pinned=not group)
-                if not (group or has_begun):
+                if not (group or self.arrivals.has_unwatched):
                     self.arrivals.wait()
         self.stall_s += time.perf_counter() - started
         return group
 
     # ------------------------------------------------------------ with the lock of the arrivals held
 
-    def _want(self, keys: Mapping[UnitKey, None]) -> Group:
-        """A layer asks for these units, each once. A read that failed before anybody waited for it is tried
-        once more. Returns those units that are there."""
-        self.arrivals.revive(keys)
-        early, self._early = self.settle(keys), set()
-        there = self.slots.arrived(keys)
-        if failed := [each for each in there if each[1].has_failed]:
+    def _want(self, waiting: dict[UnitKey, None]) -> Group:
+        """A layer asks for these units, each once. Lends those that are there, and has the others read
+        meanwhile. A read that failed before anybody waited for it is tried once more."""
+        self.arrivals.revive(waiting)
+        there = self.slots.arrived(waiting)
+        if failed := [each for each in there if not each[1].is_there and each[1].has_failed]:
             for key, _ in failed:
                 self.slots.drop(key)
             there = [each for each in there if each not in failed]
+        self._count_asked(waiting, [key for key, _ in there])
+        return self._lend(waiting, there)
+
+    def _count_asked(self, keys: Collection[UnitKey], there: Collection[UnitKey]) -> None:
+        """A layer asks for these units, of which some are there."""
         self.num_asked += len(keys)
         self.num_hits += len(there)
-        if early:
-            self.num_hits -= sum(key in early for key, _ in there)
+        if self.expected.kept or self._early:
+            early, self._early = self.settle(keys), set()
+            self.num_hits -= len(early.intersection(there))
         self.uses.add(keys)
         self._num_in_sweep = len(keys) * len(self.num_units)
-        return there
-
-    def _take_coming(self, waiting: dict[UnitKey, None], there: Group) -> tuple[Group, list[OrderedRead]]:
-        """Lends what _take() lends, those that are `there`, and behind it those of these units that are being
-        read, with their reads."""
-        if self.arrivals.is_closed:
-            raise RuntimeError("the engine was closed while its experts were in use")
-        group, reads = self._lend(waiting, there), list[OrderedRead]()
-        self._wanted = waiting
-        if waiting:
-            self._ask(takes_pinned=not group)
-        if 0 < len(waiting) <= MAX_EXPERT_READS:
-            for key, arrival, read in self.arrivals.coming(waiting):
-                del waiting[key]
-                arrival.is_lent = True
-                group.append((key, arrival))
-                reads.append(read)
-        return group, reads
 
     def _lend(self, waiting: dict[UnitKey, None], group: Group) -> Group:
-        """Lend those of these units whose reads have ended. Raises what reading raised; the unit is
-        forgotten, and the next one who asks has it read anew."""
+        """Lend those of these units whose reads have ended, and have the others read. What is lent is not
+        waited for any more. Raises what reading raised; the unit is forgotten, and the next one who asks has
+        it read anew."""
+        if self.arrivals.is_closed:
+            raise RuntimeError("the engine was closed while its experts were in use")
         for key, arrival in group:
-            if arrival.has_failed:
+            if not arrival.is_there and arrival.has_failed:
                 self.slots.drop(key)
                 self._wanted = {}
                 arrival.read.result()
             del waiting[key]
         self.slots.lend(group)
+        self._wanted = waiting
+        if waiting:
+            self._ask(takes_pinned=not group)
         return group
 
-    def _ask(self, takes_pinned: bool = False) -> bool:
+    def _add_coming(self, group: Group, waiting: dict[UnitKey, None]) -> list[OrderedRead]:
+        """Lends those of these units that are being read behind a group. Returns their reads."""
+        reads = list[OrderedRead]()
+        if 0 < len(waiting) <= MAX_EXPERT_READS:
+            for key, arrival, read in self.arrivals.coming(waiting):
+                del waiting[key]
+                self.slots.lent[key] = arrival
+                group.append((key, arrival))
+                reads.append(read)
+        return reads
+
+    def _ask(self, takes_pinned: bool = False) -> None:
         """Read the wanted units that are not there, as long as there are slots for them, and then some that
-        are expected. `takes_pinned`: nothing is lent whose slot could be waited for. Returns whether a read
-        of a wanted unit has begun."""
-        has_begun = False
+        are expected. `takes_pinned`: nothing is lent whose slot could be waited for."""
         for key in self._wanted:
             if key in self.arrivals.units:
                 continue
             if self.arrivals.is_closed or not self.arrivals.can_read:
-                return has_begun
+                return
             if not self.slots.make_room(self._kept(), self._num_in_sweep, takes_pinned):
-                return has_begun
+                return
             self.begin(key)
-            has_begun = True
         for key in self.expected.to_read():
             if self.arrivals.is_closed or not self._can_read_early:
                 break
@@ -255,7 +268,6 @@ class DemandTier:
                 break
             self.begin(key)
             self.expected.begin(key)
-        return has_begun
 
     @property
     def _can_read_early(self) -> bool:

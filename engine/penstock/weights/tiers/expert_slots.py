@@ -17,6 +17,8 @@ class ExpertSlots:
     def __init__(self, arrivals: Arrivals, policy: ExpertPolicy[UnitKey]) -> None:
         self._arrivals = arrivals
         self._policy = policy
+        #: The experts that somebody uses; what they compute with gives no slot up.
+        self.lent: dict[UnitKey, Arrival] = {}
         #: Failed reads up to which _failed() found every expert that nobody can use.
         self._num_failures_seen = 0
 
@@ -30,9 +32,14 @@ class ExpertSlots:
         ]
 
     def lend(self, group: Collection[tuple[UnitKey, Arrival]]) -> None:
+        """Experts that are there are used until they are given back."""
+        self.lent.update(group)
+        self.use(group)
+
+    def use(self, group: Collection[tuple[UnitKey, Arrival]]) -> None:
         """Experts that are there are used."""
         for _, arrival in group:
-            arrival.is_lent = arrival.is_there = True
+            arrival.is_there = True
         self._policy.use([key for key, _ in group])
 
     def begin(self, key: UnitKey) -> None:
@@ -58,10 +65,11 @@ class ExpertSlots:
         for."""
         if self._arrivals.free_slots:
             return True
+        lent = self.lent
 
         def is_idle(key: UnitKey) -> bool:
             arrival = self._arrivals.units[key]
-            is_used = arrival.is_lent or arrival.num_users or key in wanted
+            is_used = key in lent or arrival.num_users or key in wanted
             return not is_used and arrival.has_ended
 
         takes_pinned = takes_pinned and self._arrivals.clock.num_reads == 0

@@ -59,7 +59,7 @@ class ExpertsInRam:
             choice = self._rates.choose(rows, card_s, [ExpertLoad(tokens[key]) for key in absent])
             num_moved = max(choice.num_moved, len(there) - self._most_lent)
             lent, coming = there[num_moved:], list[tuple[UnitKey, Arrival]]()
-            self._lend(lent)
+            self._host.slots.use(lent)  # give_back() tells when the processor has computed them
             room = self._most_lent - self._num_out - len(lent)
             if choice.stays and room > 0:
                 coming += self._begin(absent[:room], tokens)
@@ -87,7 +87,7 @@ class ExpertsInRam:
                 there = [each for each in waiting if each[1].read.done()]
                 for _, arrival in there:
                     arrival.read.result()
-                self._lend(there)
+                self._host.slots.use(there)
             waiting = [each for each in waiting if each[0] not in dict(there)]
             yield there
 
@@ -118,11 +118,6 @@ class ExpertsInRam:
                     return
                 self._host.begin(key)
             yield key, arrivals.units[key]
-
-    def _lend(self, group: Group) -> None:
-        self._host.slots.lend(group)
-        for _, arrival in group:
-            arrival.is_lent = False  # to the link, which has none of them
 
     def _missing(self, tokens: dict[UnitKey, int]) -> tuple[list[UnitKey], float]:
         """Experts that the card lacks and needs not keep, those with the most tokens first; and the card's
