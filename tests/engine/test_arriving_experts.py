@@ -125,7 +125,6 @@ def test_what_is_there_is_taken_at_once_and_stays(file: Path) -> None:
     tier.expect([expert(number) for number in (3, 4, 5)])
     assert reader.order_of == [0, 1, 2, 3, 4], "a slot was free, and nobody used expert 2"
     assert sorted(gathered(tier, [5, 3])) == [3, 5] and (tier.num_asked, tier.num_hits) == (7, 2)
-    assert expert(0) in tier.arrivals.units and expert(1) not in tier.arrivals.units
     tier.close()
 
 
