@@ -209,6 +209,20 @@ def test_wide_matrices_in_steps(kind: str, columns: int, form: str) -> None:
         assert torch.equal(mine.linear(x[:num_tokens], weight), expected[:num_tokens]), num_tokens
 
 
+@pytest.mark.parametrize("kind", FAST)
+@pytest.mark.parametrize("form", ["steps", "kept steps"])
+def test_steps_of_the_product_before_are_not_met(kind: str, form: str) -> None:
+    """A thread keeps the steps of its last channels: eight of one token, then a panel of three."""
+    mine = kernels(kind, "int16")
+    if isinstance(mine, NativeKernels):
+        mine.set_num_threads(1)
+    x = torch.randn(65, 8320, generator=torch.Generator().manual_seed(0))
+    for rows, num_tokens in ((8, 1), (3, 65)):
+        weight = matrix(form, rows, 8320, 128, torch.bfloat16)
+        expected = ReferenceKernels().linear(x[:num_tokens], weight)
+        assert torch.equal(mine.linear(x[:num_tokens], weight), expected)
+
+
 def guarded(tensor: Tensor) -> Tensor:
     """The same numbers at the end of memory: whoever reads behind them ends the process."""
     data = tensor.contiguous().view(torch.uint8).flatten()

@@ -26,7 +26,8 @@ INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64
     __m512i r[16];
     for (int i = 0; i < 16; i++) {
         const __mmask64 mask = i < channels ? inputs : 0;
-        r[i] = kind == INT4_STEPS ? stepped_at(w + i * stride, k, mask, at[i], shift)
+        /* Places of channels that are not there can be those of other products: steps themselves, say. */
+        r[i] = kind == INT4_STEPS ? stepped_at(w + i * stride, k, mask, i < channels ? at[i] : steps.at[0], shift)
                                   : weights_at(w + i * stride, 0, mask, table, kind);
     }
     store_columns(r, to, 4 * PANEL);
