@@ -39,8 +39,9 @@ def test_help_is_grouped_and_waits_for_neither_torch_nor_server() -> None:
         assert heading in done.stdout
 
 
-def test_it_can_be_run_as_a_module() -> None:
-    command = [sys.executable, "-m", "penstock_server", "--version"]
+@pytest.mark.parametrize("module", ["penstock", "penstock_server"])
+def test_it_can_be_run_as_a_module(module: str) -> None:
+    command = [sys.executable, "-m", module, "--version"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("penstock ")
 
