@@ -42,9 +42,8 @@ def _checked(name: str, value: Any) -> float:
     """The value as a request may have it. Raises InvalidParameter."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidParameter(name, f"{name} is {value!r}; it must be a number")
-    if name in _WHOLE_NUMBERS:
-        if value != value // 1:
-            raise InvalidParameter(name, f"{name} is {value!r}; it must be a whole number")
-        value = int(value)
-    SamplingParams(**{name: value})
-    return value
+    if name in _WHOLE_NUMBERS and value != value // 1:
+        raise InvalidParameter(name, f"{name} is {value!r}; it must be a whole number")
+    checked = int(value) if name in _WHOLE_NUMBERS else value
+    SamplingParams(**{name: checked})
+    return checked
