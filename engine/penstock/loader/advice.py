@@ -44,6 +44,6 @@ def _checked(name: str, value: Any) -> float:
         raise InvalidParameter(name, f"{name} is {value!r}; it must be a number")
     if name in _WHOLE_NUMBERS and value != value // 1:
         raise InvalidParameter(name, f"{name} is {value!r}; it must be a whole number")
-    checked = int(value) if name in _WHOLE_NUMBERS else value
-    SamplingParams(**{name: checked})
-    return checked
+    params: dict[str, Any] = {name: int(value) if name in _WHOLE_NUMBERS else value}
+    SamplingParams(**params)
+    return params[name]  # type: ignore[no-any-return]

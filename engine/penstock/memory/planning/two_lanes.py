@@ -53,8 +53,8 @@ def _attending(plan: MemoryPlan, attends: AttendsInRam, least: int) -> MemoryPla
     if least > plan.num_spilled_tokens // SPLIT_KEYS:
         return replace(plan, attends_in_ram=None)
     note = (
-        f"the processor attends to {attends.share:.0%} of the keys and values in RAM where this is faster: in "
-        f"steps of few tokens, whose sequences have at least {least * SPLIT_KEYS} tokens there"
+        f"the processor attends to {attends.share:.0%} of the keys and values in RAM where this is faster: "
+        f"in steps of few tokens, whose sequences have at least {least * SPLIT_KEYS} tokens there"
     )
     return replace(plan, notes=(*plan.notes, note), attends_in_ram=attends._replace(least_splits=least))
 
