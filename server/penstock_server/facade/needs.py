@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from penstock import EngineConfig, WeightFacts
-from penstock.errors import CapacityError
+from penstock.errors import CapacityError, ConfigError
 from penstock.kernels import expected_traits
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.budgets import Budgets
-from penstock.memory.planning.kv_blocks import USUAL_TOKENS
+from penstock.memory.planning.kv_blocks import USUAL_TOKENS, check_context
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.planner import plan_memory
 from penstock.model.pooling.find_pooling import wish_of
@@ -69,7 +69,7 @@ def survey(each: Sequence[Settings], pinned: Collection[int]) -> Survey:
 
     each: the settings of each model. pinned: the places of those that always stay loaded. Raises
     PenstockError: CapacityError for a model that could not be loaded beside the pinned ones, ConfigError for
-    one that no kernels of the device compute."""
+    one that no kernels of the device compute, or whose context is shorter than the config's."""
     hardware = profile(each[0], None, measures_disk=False)
     budget = Budgets(hardware, each[0].engine_config()).host
     sizes = [_size(settings) for settings in each]
@@ -137,6 +137,10 @@ def _roomy(config: EngineConfig) -> EngineConfig:
 def _check(
     name: str, config: EngineConfig, size: ModelFootprint, hardware: HardwareProfile, left: int
 ) -> None:
+    try:
+        check_context(config, size.max_position_embeddings)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
     try:
         if left <= 0:
             raise CapacityError("the pinned models take all of the memory")
