@@ -28,6 +28,7 @@ from penstock.metrics import EngineMetrics
 from penstock.nodes.member import NodeStatus
 from penstock.spec import ModelSpec
 from penstock.text.prompt_forms import PromptForms
+from penstock.weights.weight_facts import WeightFacts
 from penstock_server.facade import inside
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.model import ServedModel
@@ -121,6 +122,8 @@ PLAN = MemoryPlan(
     device_budget_bytes=0,
 )
 
+WEIGHTS = WeightFacts("safetensors", "fake", "INT8", 1_500_000, 3 * 4096)
+
 
 def model_spec() -> ModelSpec:
     """Of a decoder with this vocabulary, whose other numbers nobody asks for."""
@@ -145,7 +148,7 @@ class FakeModel:
         self.pooling = None
         self.adapters = SimpleNamespace(by_name={})
         self.spec = model_spec()
-        self.model = SimpleNamespace(is_invariant=True, spec=self.spec)
+        self.model = SimpleNamespace(is_invariant=True, spec=self.spec, store=SimpleNamespace(facts=WEIGHTS))
         self.default_sampling: dict[str, object] = {}
         tokenizer: Any = self.tokenizer
         self.grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.text.prompt_forms import BlankText, FormedPrompt, PromptForms
     from penstock.text.tokenizer import Tokenizer
     from penstock.weights.adapters.adapter import Adapter
+    from penstock.weights.weight_facts import WeightFacts
 
 __version__ = "0.1.0"
 
@@ -71,6 +72,7 @@ _HOMES = {
     "TokenLogprobs": "penstock.generation.logprobs",
     "Tokenizer": "penstock.text.tokenizer",
     "ValidRequest": "penstock.generation.requests.generation_request",
+    "WeightFacts": "penstock.weights.weight_facts",
     "can_chat": "penstock.text.chat",
     "encode_pair": "penstock.text.pairs",
     "render_chat": "penstock.text.chat",
@@ -105,6 +107,7 @@ __all__ = [
     "TokenLogprobs",
     "ValidRequest",
     "Tokenizer",
+    "WeightFacts",
     "can_chat",
     "encode_pair",
     "render_chat",

@@ -7,6 +7,9 @@ each token's state is there twice for each of its experts, too."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,19 +17,22 @@ from torch import Tensor
 from penstock.calibration.heard_experts import HeardExperts
 from penstock.calibration.listening_kernels import ExactMatrix, ListeningKernels
 from penstock.calibration.text_states import TextStates
+from penstock.calibration.torch_threads import threads_for, threads_to_factorize, torch_threads
 from penstock.errors import ConfigError, WrongTensor
 from penstock.kernels import Int4Tensor, Kernels, Matrix, QuantizedTensor
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.families.mixture_frame import MixtureSpec
 from penstock.model.registry import OpenModel
-from penstock.weights.conversion.gptq import compensate_int4, compensate_int8, plan_turns
+from penstock.weights.conversion.gptq import Turns, compensate_int4, compensate_int8, plan_turns
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec, UnitLayout
 
 #: Tokens of one sequence.
 LENGTH = 512
-#: Float32 numbers of a matrix that are rounded at a time; rows are independent of each other.
-CHUNK_ELEMENTS = 1 << 24
+#: Float32 numbers of a matrix that a thread rounds at a time; rows are independent of each other.
+CHUNK_ELEMENTS = 1 << 22
+#: Has each thread of a pool compute torch's operations alone.
+ONE_THREAD = torch.set_num_threads, (1,)
 #: The formats that are calibrated.
 KNOWN = ((QuantizedTensor,), (Int4Tensor,))
 
@@ -76,21 +82,21 @@ class Calibration:
         """The store's read_with_errors(), with compensated rounding for layers. The head is rounded plainly,
         and the returned errors are those of plain rounding. Tensors must come in the model's order: the
         embedding first, then layer after layer."""
-        errors = self._store.read_with_errors(tensors, buffer, num_physical_cores())
-        if tensors == self._store.tensors.embedding:
-            self._text.embed(_views(tensors, buffer), self._exact_weights(tensors, buffer))
-        self._take(tensors, buffer, is_calibrated=True)
+        with torch_threads(1):
+            errors = self._store.read_with_errors(tensors, buffer, num_physical_cores())
+            self._take(tensors, buffer, is_calibrated=True)
         return errors
 
     @torch.no_grad()
     def look_at(self, tensors: tuple[TensorSpec, ...], buffer: Tensor) -> None:
         """Take over tensors that an earlier run has converted; `buffer` holds them as the files do."""
-        if tensors == self._store.tensors.embedding:
-            self._text.embed(_views(tensors, buffer), self._exact_weights(tensors, buffer))
-        self._take(tensors, buffer, is_calibrated=False)
+        with torch_threads(1):
+            self._take(tensors, buffer, is_calibrated=False)
 
     def _take(self, tensors: tuple[TensorSpec, ...], buffer: Tensor, is_calibrated: bool) -> None:
-        """A layer's own tensors, or an expert's, of which `buffer` has the rounded ones."""
+        """The embedding, a layer's own tensors, or an expert's, of which `buffer` has the rounded ones."""
+        if tensors == self._store.tensors.embedding:
+            self._text.embed(_views(tensors, buffer), self._exact_weights(tensors, buffer))
         if tensors not in self._layers and tensors not in self._experts:
             return
         weights, exact = _views(tensors, buffer), self._exact_weights(tensors, buffer)
@@ -149,7 +155,9 @@ class Calibration:
             for tensor in (each for each in tensors if each.is_matrix):
                 matrix = weights.matrix(tensor.name)
                 if is_own:
-                    self._compensate(tensor, matrix, x.t() @ x, torch.zeros(x.shape[1], x.shape[1]))
+                    with threads_for(2.0 * x.shape[0] * x.shape[1] ** 2):
+                        hessian = x.t() @ x
+                    self._compensate(tensor, matrix, hessian, torch.zeros_like(hessian))
                 x = self._kernels.linear(x, matrix, weights.optional(f"{tensor.name}.bias"))
                 if tensor.name == "gate_up":
                     x = self._kernels.gated_activation(x, spec.mixture.function)
@@ -178,8 +186,9 @@ class Calibration:
         for x, wanted in self._text.inputs(index, tensor.name, weights, exact):
             if x is None or wanted is None:
                 return
-            hessian.addmm_(x.t(), x)
-            drift.addmm_((wanted - x).t(), x)
+            with threads_for(2.0 * x.shape[0] * width**2):
+                hessian.addmm_(x.t(), x)
+                drift.addmm_((wanted - x).t(), x)
         # The fewer tokens there are for each input, the more of the drift is chance.
         num_tokens = self._text.ids.numel()
         drift *= num_tokens / (num_tokens + width)
@@ -188,17 +197,31 @@ class Calibration:
     def _compensate(self, tensor: TensorSpec, out: Matrix, hessian: Tensor, drift: Tensor) -> None:
         assert isinstance(out, QuantizedTensor | Int4Tensor)
         try:
-            turns = plan_turns(hessian, drift)
-            row = 0
-            for rows in self._store.source.row_chunks(tensor, CHUNK_ELEMENTS):
-                chunk = out.rows(row, row + rows.shape[0])
-                if isinstance(chunk, Int4Tensor):
-                    compensate_int4(rows, turns, chunk)
-                else:
-                    compensate_int8(rows, turns, chunk)
-                row += rows.shape[0]
+            with threads_to_factorize(tensor.shape[1]):
+                turns = plan_turns(hessian, drift)
+            chunks = self._store.source.row_chunks(tensor, CHUNK_ELEMENTS)
+            with ThreadPoolExecutor(num_physical_cores(), "penstock-rounding", *ONE_THREAD) as pool:
+                list(pool.map(partial(_compensate, turns=turns), _with_places(chunks, out)))
         except ValueError as error:
             raise WrongTensor(f"{' + '.join(tensor.parts)} can't be calibrated: {error}") from error
+
+
+def _with_places(
+    chunks: Iterable[Tensor], out: QuantizedTensor | Int4Tensor
+) -> Iterator[tuple[Tensor, QuantizedTensor | Int4Tensor]]:
+    """Chunks of rows, each with where it goes."""
+    row = 0
+    for rows in chunks:
+        yield rows, out.rows(row, row + rows.shape[0])
+        row += rows.shape[0]
+
+
+def _compensate(chunk: tuple[Tensor, QuantizedTensor | Int4Tensor], turns: Turns) -> None:
+    rows, out = chunk
+    if isinstance(out, Int4Tensor):
+        compensate_int4(rows, turns, out)
+    else:
+        compensate_int8(rows, turns, out)
 
 
 def _check(opened: OpenModel) -> None:

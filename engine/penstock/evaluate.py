@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
+from penstock.calibration.torch_threads import torch_threads
 from penstock.engine import Engine
 from penstock.errors import ComputationError, ConfigError
 from penstock.generation.chosen import NOTHING
@@ -141,7 +142,8 @@ def evaluate(
     for group in _groups(windows, reference):
         expected = None
         if reference is not None:
-            with _torch_threads(engine.config.num_threads):
+            # An engine with kernels of its own leaves torch only one thread.
+            with torch_threads(engine.config.num_threads):
                 expected = reference.forward(torch.tensor([window.token_ids for window in group]))
         with contextlib.closing(_compare(engine, expected, group, tally)) as steps:
             for num_finished in steps:
@@ -313,15 +315,3 @@ def _loss(log_probabilities: Tensor, targets: Tensor, whose: str) -> float:
 def _exp(x: float) -> float:
     """exp(x), at most exp(709), which is about the largest float64: JSON has no infinity."""
     return math.exp(min(x, 709.0))
-
-
-@contextlib.contextmanager
-def _torch_threads(number: int) -> Iterator[None]:
-    """Let torch compute with so many threads in the `with` block. An engine with kernels of its own leaves
-    torch only one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 from penstock.errors import ConfigError, PenstockError
-from penstock_server.commands.command_line import CALIBRATION_TOKENS, build_parser
+from penstock_server.commands.command_line import CALIBRATION_TOKENS, CARD_REPORT, build_parser
 from penstock_server.facade.source_checksums import begin_checksums
 from penstock_server.serving.listener import bind
 from penstock_server.settings.settings import Settings
@@ -56,17 +56,24 @@ def _needs_model(options: argparse.Namespace) -> bool:
 
 def _check_contradictions(options: argparse.Namespace) -> None:
     """Raises ConfigError for flags that would have no effect beside other flags."""
-    given = vars(options).keys()  # has a setting only if the setting is on the command line
+    given = vars(options)  # has a setting only if the setting is on the command line
     has_shape = getattr(options, "shape", None) is not None
     if "calibration_tokens" in given and "calibrate" not in given:
         raise ConfigError("--calibration-tokens needs a text: add --calibrate FILE")
+    if (num_tokens := given.get("calibration_tokens", 1)) < 1:
+        raise ConfigError(f"--calibration-tokens is {num_tokens}; it must be at least 1")
+    if options.command == "doctor":
+        if given["report"] is not None and not options.card:
+            raise ConfigError("--report is written with --card: add --card, or leave --report out")
+        if options.card and options.folder != Path.cwd():
+            raise ConfigError("--card tries a GPU and looks at no folder: leave FOLDER or --card out")
     if has_shape and (
-        idle := given & {"model", "revision", "offline", "ignore_unexpected_tensors", "allow_pickle"}
+        idle := given.keys() & {"model", "revision", "offline", "ignore_unexpected_tensors", "allow_pickle"}
     ):
         raise ConfigError(
             f"--shape is a model by itself: leave out {' and '.join(sorted(idle)).replace('model', 'MODEL')}"
         )
-    has_more = given - {"command", "model", "verify", "target"} or getattr(options, "target", None)
+    has_more = given.keys() - {"command", "model", "verify", "target"} or getattr(options, "target", None)
     if getattr(options, "verify", False) and has_more:
         raise ConfigError("--verify takes the folder that was converted, and nothing else")
 
@@ -171,7 +178,7 @@ def _doctor(options: argparse.Namespace, settings: Settings) -> int:
     if options.card:
         from penstock_server.commands.card.card_doctor import run_card_doctor
 
-        return run_card_doctor(settings.cache_dir, options.report, device=settings.device)
+        return run_card_doctor(settings.cache_dir, options.report or CARD_REPORT, device=settings.device)
     from penstock_server.commands.doctor import run_doctor
 
     return run_doctor(options.folder, settings.cache_dir, settings.device)

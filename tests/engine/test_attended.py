@@ -122,6 +122,8 @@ def test_scores_that_are_no_numbers_are_told(softcap: float) -> None:
     blocks = layout.block_tables[0].tolist()
     kv.parts[0][blocks[3], 1, 3, 7] = torch.inf
     kv.parts[0][blocks[16:32], 1, 5, :] = torch.nan  # a whole split
+    q[:, 0, 9] = -5.0
+    kv.parts[0][blocks[:2], 0, 9, :] = torch.inf  # the first tile: scores of minus infinity
     spec = AttentionSpec(4, 64**-0.5, softcap=softcap)
     launcher = Partials(num_multiprocessors=10000, finds_races=False)
     CudaKernels(launcher).paged_attention(q, kv, layout, spec)

@@ -542,6 +542,22 @@ def test_attention_reads_no_slot_that_was_not_written(launcher: EmulatedLauncher
     close(kernels_of(launcher).paged_attention(q, kv, layout, AttentionSpec(4, 0.1)), expected)
 
 
+@pytest.mark.parametrize("num_multiprocessors", [0, 1000])
+def test_a_bias_may_hide_all_keys_that_come_first(num_multiprocessors: int) -> None:
+    """By minus infinity. Keys that come later have all of the weight."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler to run the CUDA sources with")
+    generator = torch.Generator().manual_seed(1)
+    sequences = [(2 * SPLIT_KEYS + 38, 3), (40, 1), (300, 20)]
+    q, kv, layout = paged_batch(generator, sequences, (4, 2), 64, torch.float32)
+    bias = random_bias(4)
+    bias.table[:, 0] = -torch.inf  # of keys that are 10 or more positions behind
+    spec = dataclasses.replace(AttentionSpec(4, 64**-0.5), distance_bias=bias)
+    expected = ReferenceKernels().paged_attention(q, kv, layout, spec)
+    assert not bool(expected.isnan().any())
+    close(CudaKernels(EmulatedLauncher(num_multiprocessors)).paged_attention(q, kv, layout, spec), expected)
+
+
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
 @pytest.mark.parametrize("num_multiprocessors", [0, 1000])
 def test_scores_that_are_no_numbers_are_told(num_multiprocessors: int, softcap: float) -> None:

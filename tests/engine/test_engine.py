@@ -235,6 +235,44 @@ def test_a_models_own_sampling_parameters_are_taken_as_vllm_takes_them(
         assert engine.default_sampling == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("temperature", -1, "at least 0"),
+        ("temperature", "warm", "a number"),
+        ("temperature", float("nan"), "at least 0"),
+        ("top_p", 0, "above 0"),
+        ("top_p", 2.0, "at most 1"),
+        ("top_k", -5, "at least -1"),
+        ("top_k", 1.5, "a whole number"),
+        ("top_k", float("inf"), "a whole number"),
+        ("min_p", True, "a number"),
+        ("repetition_penalty", 0, "above 0"),
+        ("no_repeat_ngram_size", [3], "a number"),
+    ],
+)
+def test_advice_that_no_request_may_follow_is_left_out_and_told(
+    name: str,
+    value: object,
+    reason: str,
+    tiny_llama: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """When the model is loaded. Requests that say nothing of it are answered."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    advice = {"temperature": 0.5, "top_k": 20.0, name: value}
+    (folder / "generation_config.json").write_text(json.dumps(advice))
+    with Engine.load(folder) as engine:
+        usual = {"temperature": 0.5, "top_k": 20}
+        assert engine.default_sampling == {key: usual[key] for key in usual if key != name}
+        params = SamplingParams(**engine.default_sampling, max_tokens=2, ignore_eos=True)
+        assert len(engine.generate([PROMPTS[3]], params)[0].token_ids) == 2
+    (line,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "generation_config.json" in line and name in line and reason in line
+
+
 def test_a_broken_generation_config_is_found_before_there_is_a_lane(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

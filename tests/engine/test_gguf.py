@@ -79,7 +79,7 @@ def write_gguf(
     name = config.model_type.removesuffix("_text")
     writer = gguf.GGUFWriter(path, name)
     for key, value in (numbers(model) | {"tokenizer.ggml.eos_token_id": 1} | (changes or {})).items():
-        full = key if key.startswith(("tokenizer.", "split.")) else f"{name}.{key}"
+        full = key if key.startswith(("general.", "tokenizer.", "split.")) else f"{name}.{key}"
         kinds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         add = kinds.get(type(value), writer.add_array)
         add(full, value)

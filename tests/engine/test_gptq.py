@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ from tiny_models import VOCAB_SIZE, build
 from torch import Tensor
 from units import read_layer
 
+from penstock import calibrate
 from penstock.calibrate import Calibration
+from penstock.calibration import torch_threads
+from penstock.calibration.listening_kernels import ListeningKernels
 from penstock.config import EngineConfig, WeightBits
 from penstock.errors import ConfigError
 from penstock.kernels import Int4Tensor, Matrix, QuantizedTensor, choose_kernels
@@ -181,6 +185,46 @@ def test_experts_are_compensated_by_their_own_rows(
             own, rounded = (unit.matrix(name).dequantize() for unit in units)
             shares.append(float((own - rounded).norm() / rounded.norm()))
     assert sorted(shares)[len(shares) // 2] > 0 and max(shares) < (0.02 if bits == "int8" else 0.3)
+
+
+def test_chunks_of_rows_are_compensated_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build("Llama", tmp_path / "source", num_hidden_layers=1)
+    found = []
+    for name, elements in (("whole", 1 << 22), ("chunks", 64 * 40)):
+        monkeypatch.setattr("penstock.calibrate.CHUNK_ELEMENTS", elements)
+        store, calibration = calibrated(tmp_path / "source", bits="int4", group_size=32)
+        convert(store, tmp_path / name, rounding=calibration)
+        found.append(read_layer(open_model(tmp_path / name).store, 0))
+    for name, matrix in found[0].items():
+        if isinstance(matrix, Int4Tensor):
+            lost = (matrix.dequantize() - found[1].matrix(name).dequantize()).norm()
+            assert lost <= 0.02 * matrix.dequantize().norm(), "a product's last bit may turn a code"
+
+
+def test_threads_of_torch_meet_where_it_is_worth_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside busy processes, each meeting of threads takes milliseconds. A small model has none."""
+    monkeypatch.setattr(torch_threads, "num_physical_cores", lambda: 3)
+    build("Llama", tmp_path / "source", num_hidden_layers=1)
+    seen = []
+    for of, name in ((ListeningKernels, "linear"), (calibrate, "plan_turns"), (calibrate, "compensate_int8")):
+        heard = getattr(of, name)
+
+        def noted(*values: object, call: Callable[..., object] = heard) -> object:
+            seen.append(torch.get_num_threads())
+            return call(*values)
+
+        monkeypatch.setattr(of, name, noted)
+    with torch_threads.torch_threads(2):
+        store, calibration = calibrated(tmp_path / "source")
+        convert(store, tmp_path / "out", rounding=calibration)
+        assert seen and set(seen) == {1} and torch.get_num_threads() == 2
+        with torch_threads.threads_for(2.0 * 1024 * 4096 * 4096):
+            assert torch.get_num_threads() == 3
+        for width, number in ((512, 2), (4096, 3)):
+            with torch_threads.threads_to_factorize(width):
+                assert torch.get_num_threads() == number
 
 
 def test_a_text_that_is_too_short_or_a_model_in_int8(tmp_path: Path) -> None:

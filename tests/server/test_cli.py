@@ -39,8 +39,9 @@ def test_help_is_grouped_and_waits_for_neither_torch_nor_server() -> None:
         assert heading in done.stdout
 
 
-def test_it_can_be_run_as_a_module() -> None:
-    command = [sys.executable, "-m", "penstock_server", "--version"]
+@pytest.mark.parametrize("module", ["penstock", "penstock_server"])
+def test_it_can_be_run_as_a_module(module: str) -> None:
+    command = [sys.executable, "-m", module, "--version"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("penstock ")
 
@@ -64,6 +65,10 @@ def test_variables_of_other_commands_are_no_error(
         ),
         (["convert", "--verify", "m", "out"], "--verify takes the folder"),
         (["convert", "--verify", "m", "--offline"], "--verify takes the folder"),
+        (["convert", "m", "out", "--calibrate", "t", "--calibration-tokens", "-5"], "at least 1"),
+        (["doctor", "--report", "x.json"], "add --card"),
+        (["doctor", "/somewhere", "--card"], "looks at no folder"),
+        (["plan", "demo", "--max-model-len", "5000"], "the model was made for 4096 positions"),
         (["serve"], "no model given"),
         (["serve", "m", "--block-size", "3"], "block_size is 3"),
         (["serve", "m", "--port", "99999"], "port is 99999"),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.calibration.heard_experts import StandIn
+from penstock.calibration.torch_threads import threads_for
 from penstock.kernels import ForwardingKernels, Int4Tensor, Kernels, Matrix, PlainExperts, QuantizedTensor
 
 
@@ -61,7 +62,8 @@ class ListeningKernels(ForwardingKernels):
                 raise _Heard
         if not isinstance(weight, ExactMatrix):
             return super().linear(x, weight, bias)
-        y = x @ weight.dequantize().t()
+        with threads_for(2.0 * x.shape[0] * weight.weight.numel()):
+            y = x @ weight.dequantize().t()
         return y if bias is None else y + bias
 
     def inputs(self, matrix: Matrix, num_tokens: int, compute: Callable[[], object]) -> Tensor | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from penstock.config import EngineConfig
 from penstock.kernels import Kernels
+from penstock.loader.advice import read_advice
 from penstock.loader.parts import LoadedModel, Share
 from penstock.loader.planning import plan_model
 from penstock.loader.reading import begin_reading
@@ -21,7 +22,6 @@ from penstock.model.registry import OpenModel, open_model
 from penstock.spec import KVLayout
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
-from penstock.weights.checkpoints.checkpoint import read_json
 from penstock.weights.checkpoints.checksums import Checksums
 from penstock.weights.checkpoints.hub import find_model
 
@@ -44,7 +44,7 @@ def load_model(
     opened = open_folder(folder, config)
     try:
         found = tokenizer or begin_tokenizer(folder, opened)
-        advice = _default_sampling(folder)  # read before there is a lane, which would have to be closed
+        advice = read_advice(folder)  # read before there is a lane, which would have to be closed
         lane = find_lane(config.device, spare)
         if share is not None:
             opened, config = share(opened, config, lane, hardware)
@@ -97,12 +97,3 @@ def assemble(
         planned = plan_model(opened, config, lane, hardware, cache_folder, kernels, kv_layout)
         undo.pop_all()
     return begin_reading(planned, tokenizer, cache_folder, default_sampling)
-
-
-def _default_sampling(folder: Path) -> dict[str, object]:
-    """The sampling parameters of generation_config.json; {} if there is no such file. As in vLLM, do_sample
-    is not looked at: a file without a temperature means the default temperature of 1."""
-    path = folder / "generation_config.json"
-    advice = read_json(path) if path.is_file() else {}
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size")
-    return {name: advice[name] for name in names if advice.get(name) is not None}

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.config import EngineConfig, ResolvedConfig
-from penstock.errors import CapacityError, ConfigError
+from penstock.errors import CapacityError
 from penstock.generation.executor import Executor
 from penstock.kernels import Kernels, attending_in_ram
 from penstock.loader.parts import LoadedModel, Model, PlannedModel, SharedEnds
@@ -22,6 +22,7 @@ from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.memory.lane import Lane
 from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.experts.expert_lanes import expert_rates
+from penstock.memory.planning.kv_blocks import check_context
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
 from penstock.model.registry import OpenModel
 from penstock.model.through_transformers.family import ThroughTransformers
@@ -214,10 +215,7 @@ def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, con
 def _max_model_len(spec: ModelSpec, config: EngineConfig, plan: MemoryPlan) -> int:
     """The longest sequence that model, config and KV cache allow. Raises CapacityError and ConfigError."""
     context, capacity = config.max_model_len or spec.max_position_embeddings, plan.num_kv_tokens
-    if context > spec.max_position_embeddings:
-        raise ConfigError(
-            f"max_model_len is {context}; the model was made for {spec.max_position_embeddings} positions"
-        )
+    check_context(config, spec.max_position_embeddings)
     elsewhere = "in RAM (--kv-spill-memory)" if plan.has_gpu else "on disk (--kv-spill)"
     if capacity < 2 or (config.max_model_len is not None and capacity < context):
         raise CapacityError(

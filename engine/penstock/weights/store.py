@@ -7,6 +7,7 @@ reading a layer takes its own bytes and a few megabytes. Only matrices that the 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensor_check import check_tensors, with_own_groups, with_whole_groups
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
+from penstock.weights.weight_facts import WeightFacts
 
 
 class WeightStore:
@@ -74,6 +76,7 @@ class WeightStore:
     def keep(self, tensors: ModelTensors) -> None:
         """Have these of the model's tensors only, whose units keep their keys."""
         self.tensors, self.units = tensors, {unit.key: unit for unit in tensors.units}
+        self.__dict__.pop("facts", None)
 
     def close(self) -> None:
         """Close the checkpoint's files."""
@@ -82,6 +85,11 @@ class WeightStore:
     @property
     def num_layers(self) -> int:
         return len(self.tensors.layers)
+
+    @cached_property
+    def facts(self) -> WeightFacts:
+        """In words for people. After keep(), those of the tensors that were kept."""
+        return WeightFacts.of(self.checkpoint, self.tensors)
 
     @property
     def bytes_read(self) -> int:

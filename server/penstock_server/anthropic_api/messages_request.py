@@ -226,7 +226,9 @@ class MessagesRequest(PromptRequest):
     max_tokens: PositiveCount = Field(
         description="The most tokens of the answer; fewer if the context has no room for so many."
     )
-    stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_sequences: (
+        Annotated[list[Annotated[Text, Field(min_length=1)]], Field(max_length=MAX_STOP_STRINGS)] | None
+    ) = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None

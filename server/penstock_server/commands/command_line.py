@@ -19,6 +19,8 @@ from penstock_server.settings.values import parse_bytes
 
 #: Tokens of a calibration text. More tokens improve the rounding little.
 CALIBRATION_TOKENS = 8192
+#: Where `doctor --card` writes what it found.
+CARD_REPORT = Path("penstock-card.json")
 
 _DESCRIPTION = """Penstock serves language models that are larger than the memory they run in.
 
@@ -257,6 +259,14 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, "plan")
 
 
+def _size(text: str) -> int:
+    """Bytes. Raises ArgumentTypeError."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _price(text: str) -> float:
     """A number above 0. Raises ArgumentTypeError."""
     try:
@@ -316,8 +326,8 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
         "of memory and link, a small model",
     )  # fmt: skip
     parser.add_argument(
-        "--report", type=Path, default=Path("penstock-card.json"), metavar="FILE",
-        help="with --card: where the findings are written, to be sent in (default: %(default)s)",
+        "--report", type=Path, metavar="FILE",
+        help=f"with --card: where the findings are written, to be sent in (default: {CARD_REPORT})",
     )  # fmt: skip
     add_flags(parser, "doctor")
 
@@ -330,7 +340,7 @@ def _add_kv(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of --kv-disk")
     parser.add_argument(
-        "--keep", type=parse_bytes, metavar="SIZE", help="with prune: how much stays, such as 10GiB, or 0"
+        "--keep", type=_size, metavar="SIZE", help="with prune: how much stays, such as 10GiB, or 0"
     )
     _add_json(parser)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from penstock import Tokenizer
@@ -75,8 +74,6 @@ def read_text(path: Path) -> str:
 
 def _calibration(opened: OpenModel, text: str, num_tokens: int) -> Calibration:
     kernels = choose_kernels(EngineConfig(), num_physical_cores())
-    # torch computes the factorizations, which are as much work as the layers.
-    torch.set_num_threads(num_physical_cores())
     tokenizer = Tokenizer.load(opened.store.checkpoint.folder)
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     # As prompts and windows of `penstock eval` do: a first token's keys and values are unlike all others.

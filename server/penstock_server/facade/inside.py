@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from penstock import Engine, EngineConfig, GenerationRequest, SamplingParams
+from penstock import Engine, EngineConfig, GenerationRequest, SamplingParams, WeightFacts
 from penstock.generation.chosen import NOTHING
 from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.scheduler import Scheduler
@@ -64,6 +64,12 @@ def model_of(engine: Engine) -> ServedModel:
         is_batch_invariant=engine.model.is_invariant,
         pooling=engine.pooling,
     )
+
+
+def weights_of(engine: Engine) -> WeightFacts:
+    """What they are. Of several machines, none knows all parameters."""
+    facts = engine.model.store.facts
+    return replace(facts, num_parameters=0) if engine.nodes else facts
 
 
 def snapshot_of(engine: Engine) -> EngineSnapshot:

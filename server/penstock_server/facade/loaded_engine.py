@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock import AsyncEngine, GenerationRequest, RequestStream, ValidRequest
-from penstock_server.facade.inside import missing_machines, model_of, served_plan_of, snapshot_of
+from penstock_server.facade.inside import missing_machines, model_of, served_plan_of, snapshot_of, weights_of
 from penstock_server.facade.model import ServedModel
 from penstock_server.facade.snapshot import EngineSnapshot
 from penstock_server.protocol.engine_bodies import ServedPlanBody
 
 if TYPE_CHECKING:
-    from penstock import Adapter, PromptEmbeds
+    from penstock import Adapter, PromptEmbeds, WeightFacts
 
 
 class LoadedEngine:
@@ -70,6 +70,10 @@ class LoadedEngine:
         """The machines for which requests wait, by rank and state: "rank 1 is away"; "" if all are there.
         Anybody may read it: it has no addresses, and no reasons, which may name files."""
         return missing_machines(self._engine)
+
+    def weights(self) -> WeightFacts:
+        """What the weights are. `num_parameters` is 0 if it is not known."""
+        return weights_of(self._engine)
 
     def plan(self) -> ServedPlanBody:
         """The memory plan."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from penstock import EngineConfig
-from penstock.errors import CapacityError
+from penstock import EngineConfig, WeightFacts
+from penstock.errors import CapacityError, ConfigError
 from penstock.kernels import expected_traits
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.budgets import Budgets
-from penstock.memory.planning.kv_blocks import USUAL_TOKENS
+from penstock.memory.planning.kv_blocks import USUAL_TOKENS, check_context
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.planner import plan_memory
 from penstock.model.pooling.find_pooling import wish_of
@@ -36,8 +36,7 @@ class ModelNeeds:
 
     #: Host memory with which no layer is streamed, and keys and values have some room.
     resident_bytes: int
-    #: Bytes of the layers, the embedding and the head.
-    weight_bytes: int
+    weights: WeightFacts
     architecture: str = ""
     hidden_size: int = 0
     vocab_size: int = 0
@@ -70,19 +69,19 @@ def survey(each: Sequence[Settings], pinned: Collection[int]) -> Survey:
 
     each: the settings of each model. pinned: the places of those that always stay loaded. Raises
     PenstockError: CapacityError for a model that could not be loaded beside the pinned ones, ConfigError for
-    one that no kernels of the device compute."""
+    one that no kernels of the device compute, or whose context is shorter than the config's."""
     hardware = profile(each[0], None, measures_disk=False)
     budget = Budgets(hardware, each[0].engine_config()).host
     sizes = [_size(settings) for settings in each]
     needs = tuple(_needs(*of_model, hardware, budget) for of_model in sizes)
-    for index, ((_, size, config, _), settings) in enumerate(zip(sizes, each, strict=True)):
+    for index, ((_, size, config, *_), settings) in enumerate(zip(sizes, each, strict=True)):
         left = budget - sum(needs[other].resident_bytes for other in pinned if other != index)
         _check(settings.model_names[0], config, size, hardware, left)
     return Survey(budget, needs)
 
 
-def _size(settings: Settings) -> tuple[ModelSpec, ModelFootprint, EngineConfig, str]:
-    """What a model is and takes, its config as loading it will have it, and its task. Raises
+def _size(settings: Settings) -> tuple[ModelSpec, ModelFootprint, EngineConfig, str, WeightFacts]:
+    """What a model is and takes, its config as loading it will have it, its task, and its weights. Raises
     PenstockError."""
     # A share of the memory is given to each model that is loaded, so none stays partly on disk by default.
     config = with_adapter_bytes(replace(settings, host_memory=_ENDLESS).engine_config())
@@ -100,7 +99,7 @@ def _size(settings: Settings) -> tuple[ModelSpec, ModelFootprint, EngineConfig, 
     if opened.pooling is not None:
         config = pooling_config(config, spec, opened.pooling)
     size = footprint(spec, opened.store.tensors, spec.kv_layout(settings.kv_dtype))
-    return spec, size, config, task_of(opened.pooling)
+    return spec, size, config, task_of(opened.pooling), opened.store.facts
 
 
 def _needs(
@@ -108,15 +107,15 @@ def _needs(
     size: ModelFootprint,
     config: EngineConfig,
     task: str,
+    weights: WeightFacts,
     hardware: HardwareProfile,
     budget: int,
 ) -> ModelNeeds:
     """On a GPU, a model takes the whole room: its layers are spread over both memories."""
     plan = estimated_plan(size, hardware, _roomy(config))
-    experts = size.experts.count * size.experts.num_bytes
     return ModelNeeds(
         budget if plan.has_gpu else plan.host_used_bytes,
-        sum(size.layer_bytes) + experts + size.embedding_bytes + size.head_bytes,
+        weights,
         spec.architecture,
         spec.hidden_size,
         spec.vocab_size,
@@ -138,6 +137,10 @@ def _roomy(config: EngineConfig) -> EngineConfig:
 def _check(
     name: str, config: EngineConfig, size: ModelFootprint, hardware: HardwareProfile, left: int
 ) -> None:
+    try:
+        check_context(config, size.max_position_embeddings)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
     try:
         if left <= 0:
             raise CapacityError("the pinned models take all of the memory")

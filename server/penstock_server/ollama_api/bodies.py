@@ -95,8 +95,10 @@ class Details(BaseModel):
     format: str
     family: str
     families: list[str]
-    parameter_size: str
-    quantization_level: str
+    #: "1.1B"
+    parameter_size: str = ""
+    #: "Q4_K_M", "INT8"
+    quantization_level: str = ""
 
 
 class ListedModel(Sparse):

@@ -6,7 +6,7 @@ import hashlib
 import re
 import time
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends
 
@@ -27,11 +27,13 @@ from penstock_server.ollama_api.bodies import (
 )
 from penstock_server.ollama_api.errors import OllamaError
 from penstock_server.ollama_api.names import known_name
-from penstock_server.protocol.engine_bodies import ServedPlanBody
 from penstock_server.protocol.wire import Wire
 from penstock_server.routing.checks import known_model, require_json
 from penstock_server.routing.descriptions import errors_as
 from penstock_server.tools.reasoning import detect_format
+
+if TYPE_CHECKING:
+    from penstock import WeightFacts
 
 #: The version of Ollama whose API this is. Clients ask for it to know what the server can do.
 API_VERSION = "0.40.12"
@@ -102,16 +104,17 @@ class CatalogRoutes:
         model = known_model(self._models, name)
         raise_while_loading(self._models.status)
         seen, needs = self._seen(model), model.needs
-        architecture = self._architecture(model) or ""
+        details, weights = self._details(model), _weights(model)
         size = seen or needs
         info = {
-            "general.architecture": architecture,
+            "general.architecture": details.family,
             "general.basename": name,
-            f"{architecture}.context_length": (
+            "general.parameter_count": weights.num_parameters if weights else 0,
+            f"{details.family}.context_length": (
                 seen.max_model_len if seen else needs.max_position_embeddings if needs else 0
             ),
-            f"{architecture}.embedding_length": size.hidden_size if size else 0,
-            f"{architecture}.vocab_size": size.vocab_size if size else 0,
+            f"{details.family}.embedding_length": size.hidden_size if size else 0,
+            f"{details.family}.vocab_size": size.vocab_size if size else 0,
         }
         sampling = seen.default_sampling if seen else {}
         has_template = seen is not None and seen.tokenizer.has_chat_template
@@ -119,21 +122,20 @@ class CatalogRoutes:
             modelfile=f"FROM {name}\n",
             parameters="\n".join(f"{key} {value}" for key, value in sampling.items()),
             template=seen.tokenizer.tool_template if seen and has_template else "{{ .Prompt }}",
-            details=_details(architecture),
+            details=details,
             model_info=info,
             capabilities=_capabilities(seen, needs),
             modified_at=self._since,
         )
 
     def _listed(self, name: str, model: PooledModel) -> ListedModel:
-        known_bytes = model.needs.weight_bytes if model.needs else None
         return ListedModel(
             name=name,
             model=name,
             modified_at=self._since,
-            size=weight_bytes(engine_of(model).loaded.plan()) if known_bytes is None else known_bytes,
+            size=weights.num_bytes if (weights := _weights(model)) else 0,
             digest=hashlib.sha256(name.encode()).hexdigest(),
-            details=_details(self._architecture(model) or ""),
+            details=self._details(model),
             capabilities=_capabilities(self._seen(model), model.needs),
         )
 
@@ -141,20 +143,40 @@ class CatalogRoutes:
         """What the model is, if it is loaded or was."""
         return engine_of(model).loaded.model if model.is_ready else model.seen
 
+    def _details(self, model: PooledModel) -> Details:
+        """An adapter has its model's."""
+        weights, family = _weights(model), self._architecture(model) or ""
+        if weights is None:
+            return Details(format="", family=family, families=[family])
+        family = weights.family or family
+        return Details(
+            format=weights.file_format,
+            family=family,
+            families=[family],
+            parameter_size=_in_words(weights.num_parameters),
+            quantization_level=weights.quantization,
+        )
+
     def _architecture(self, model: PooledModel) -> str | None:
         """None while nothing is known of the model."""
         known = self._seen(model) or model.needs
         return None if known is None else known.architecture
 
 
-def _details(family: str) -> Details:
-    return Details(
-        format="safetensors",
-        family=family,
-        families=[family],
-        parameter_size="",
-        quantization_level="",
-    )
+def _weights(model: PooledModel) -> WeightFacts | None:
+    """None while nothing is known of the model."""
+    if model.is_ready:
+        return engine_of(model).loaded.weights()
+    return None if model.needs is None else model.needs.weights
+
+
+def _in_words(num_parameters: int) -> str:
+    """As Ollama writes it: "8B", "1.1B", "494.03M", "26K"; "" for 0, which is not known."""
+    for unit, name, digits in ((1e9, "B", 1), (1e6, "M", 2), (1e3, "K", 0)):
+        if num_parameters >= unit:
+            number = num_parameters / unit
+            return f"{number:.{0 if number.is_integer() else digits}f}{name}"
+    return str(num_parameters or "")
 
 
 def _capabilities(model: ServedModel | None, needs: ModelNeeds | None) -> list[str]:
@@ -181,8 +203,3 @@ def _end_of(model: PooledModel) -> str:
         return _NEVER
     end = datetime.now(UTC) + timedelta(seconds=max(0.0, left_s))
     return end.isoformat().replace("+00:00", "Z")
-
-
-def weight_bytes(plan: ServedPlanBody) -> int:
-    """Bytes of the layers, the embedding and the head."""
-    return sum(layer.num_bytes for layer in plan.layers) + plan.embedding_bytes + plan.head_bytes

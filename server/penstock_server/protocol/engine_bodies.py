@@ -82,7 +82,8 @@ class PlanBody(Told):
     num_spilled_tokens: int
     #: Memory of the host for these; 0: they lie on disk, or there are none.
     kv_spill_bytes: int
-    #: The share of these to which the processor attends where they lie, in steps with few tokens.
+    #: The share of these to which the processor attends where they lie, in steps with few tokens. 0 where no
+    #: such step is faster by it.
     attended_share: float
     #: Memory of the host for keys and values that have left a GPU's (--kv-host-memory).
     kv_host_bytes: int

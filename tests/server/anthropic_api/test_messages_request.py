@@ -57,6 +57,7 @@ def test_null_counts_as_absent() -> None:
         ({"messages": []}, "messages"),
         ({"mcp_servers": [{"url": "x"}]}, "not supported"),
         ({"stop": ["x"]}, "stop"),
+        ({"stop_sequences": ["x", ""]}, "stop_sequences"),
         ({"tool_choice": {"type": "any"}}, "no tools"),
         ({"tool_choice": {"type": "tool"}}, "has a name"),
         ({"messages": [{"role": "user", "content": [CALL]}]}, "messages.0.content.0"),

@@ -88,7 +88,10 @@ def test_what_a_server_uses_stays(folder: Path) -> None:
     assert sizes(folder) == {"old": 4}
 
 
-def test_wrong_use(folder: Path) -> None:
+def test_wrong_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["kv", "prune", str(folder)]) == 2
     assert cli.main(["kv", "list", str(folder), "--keep", "1GiB"]) == 2
+    with pytest.raises(SystemExit):
+        cli.main(["kv", "prune", str(folder), "--keep", "much"])
+    assert "--keep: 'much' is no size; write for example 2GiB" in capsys.readouterr().err
     assert cli.main(["kv", "list", str(folder / "nothing")]) == 2

@@ -27,7 +27,9 @@ def test_a_server_of_several_models_refuses_what_a_plan_refuses(
     settings = [Settings(model=str(tmp_path))]
     monkeypatch.setattr(needs, "profile", lambda *_, **__: MACHINE)
     (found,) = needs.survey(settings, ()).needs
-    assert found.architecture == "Lfm2ForCausalLM" and 0 < found.weight_bytes < found.resident_bytes
+    assert found.architecture == "Lfm2ForCausalLM" and 0 < found.weights.num_bytes < found.resident_bytes
+    with pytest.raises(ConfigError, match="max_model_len is 5000; the model was made for"):
+        needs.survey([dataclasses.replace(settings[0], max_model_len=5000)], ())
     monkeypatch.setattr(needs, "profile", lambda *_, **__: BESIDE_A_CARD)
     with pytest.raises(ConfigError, match="layers with recurrent states"):
         needs.survey(settings, ())

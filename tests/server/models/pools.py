@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from fakes import PLAN, FakeAsyncEngine, Scripts, echo_script
+from fakes import PLAN, WEIGHTS, FakeAsyncEngine, Scripts, echo_script
 from penstock.async_engine import EngineStatus
 from penstock.errors import EngineDead
 from penstock_server.facade.engine import ServedEngine
@@ -69,6 +69,6 @@ class Fakes:
             PooledModel((name,), self.maker(name), is_pinned=name in pinned, adapters=adapters)
             for name in names
         ]
-        needs = ModelNeeds(SIZE, 1000, "Fake", 8, 257, 1000, task)
+        needs = ModelNeeds(SIZE, WEIGHTS, "Fake", 8, 257, 1000, task)
         survey = Survey(room * SIZE, (needs,) * len(names))
         return ModelPool(models, lambda: survey, **options)

@@ -8,8 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from fakes import PLAN, FakeAsyncEngine, FakeModel
+from fakes import WEIGHTS, FakeAsyncEngine, FakeModel
 from penstock.engine_thread import EngineStatus
+from penstock.weights.weight_facts import WeightFacts
 
 from ..conftest import MakeClient
 from ..test_openai_package import LiveServer
@@ -35,14 +36,30 @@ def client(server: LiveServer) -> Any:
 def test_the_names_of_the_model(client: Any) -> None:
     models = client.list().models
     assert [model.model for model in models] == ["big", "small:7b"]
-    assert models[0].size == PLAN.layers[0].num_bytes + PLAN.embedding_bytes + PLAN.head_bytes
-    assert models[0].details.family == "Fake" and models[0].modified_at is not None
+    assert models[0].size == WEIGHTS.num_bytes and models[0].modified_at is not None
+
+
+def test_what_the_files_are(server: LiveServer, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ollama's words, such as gguf, llama, 8B, Q4_K_M."""
+
+    def details() -> list[str | None]:
+        listed, shown = client.list().models[0].details, client.show("big").details
+        assert listed == shown
+        return [shown.format, shown.family, shown.parameter_size, shown.quantization_level]
+
+    assert details() == ["safetensors", "fake", "1.50M", "INT8"]
+    store = server.engine.engine.model.store
+    monkeypatch.setattr(store, "facts", WeightFacts("gguf", "llama", "Q4_K_M", 8_000_000_000, 5 << 30))
+    assert details() == ["gguf", "llama", "8B", "Q4_K_M"]
+    assert client.show("big").modelinfo["general.parameter_count"] == 8_000_000_000
+    monkeypatch.setattr(store, "facts", WeightFacts("safetensors", "", "INT4", 1_100_048_384, 5 << 30))
+    assert details() == ["safetensors", "Fake", "1.1B", "INT4"]
 
 
 def test_a_model_is_shown(client: Any) -> None:
     for name in ("big", "big:latest", "small:7b"):
         shown = client.show(name)
-        assert shown.modelinfo["Fake.context_length"] == 1000 and shown.template == HERMES
+        assert shown.modelinfo["fake.context_length"] == 1000 and shown.template == HERMES
         assert "completion" in shown.capabilities and "tools" in shown.capabilities
     with pytest.raises(ollama.ResponseError, match="no model 'small:8b'"):
         client.show("small:8b")

@@ -123,7 +123,8 @@ INLINE float weigh_tile(const attended *a, vec *scores, int64_t first_key, int64
     float largest = part->largest;
     for (int lane = 0; lane < LANES; lane++) largest = met[lane] > largest ? met[lane] : largest;
     for (int n = 0; n < TILE_VECS; n++) {
-        const vec below = scores[n] - splat(largest), weights = select_vec(below == below, power_of_2(below), below);
+        const vec below = scores[n] - splat(largest), rest = select_vec(scores[n] < splat(0.0f), splat(0.0f), below);
+        const vec weights = select_vec(below == below, power_of_2(below), rest);
         scores[n] = select_vec(is_seen[n], weights, splat(0.0f));
     }
     const float keep = power_of_2(splat(part->largest - largest))[0];

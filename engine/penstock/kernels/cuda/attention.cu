@@ -300,7 +300,9 @@ __device__ inline float weigh(const attention &a, float score, int head, int key
     if (a.distance_bias && is_seen) score += distance_bias(a, head, position, key);
     score = is_seen ? score * LOG2_E : -infinity();
     const float largest = fmaxf(part.largest, warp_max(score));
-    const float below = score - largest, weight = is_seen ? below == below ? power_of_2(below) : below : 0.0f;
+    /* Between two scores of minus infinity, `below` is NaN: a bias hides this key and all before it. */
+    const float below = score - largest, rest = score < 0.0f ? 0.0f : below;
+    const float weight = is_seen ? below == below ? power_of_2(below) : rest : 0.0f;
     keep = power_of_2(part.largest - largest);
     part.sum = part.sum * keep + warp_sum(weight);
     part.largest = largest;

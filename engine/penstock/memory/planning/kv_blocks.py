@@ -28,6 +28,15 @@ def context(footprint: ModelFootprint, config: EngineConfig) -> int:
     return min(config.max_model_len or footprint.max_position_embeddings, footprint.max_position_embeddings)
 
 
+def check_context(config: EngineConfig, max_position_embeddings: int) -> None:
+    """Raises ConfigError for a context that is longer than the model's."""
+    if config.max_model_len is not None and config.max_model_len > max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}; the model was made for {max_position_embeddings} "
+            "positions"
+        )
+
+
 class KVBlocks:
     """How many blocks a plan tries."""
 

@@ -318,15 +318,9 @@ class _Planner:
         if spilled := kv.num_spilled(num_blocks):
             where = "on disk" if not kv.spilled_host_bytes(spilled) else "in RAM"
             flag = "--kv-spill: a step reads" if where == "on disk" else "--kv-spill-memory: a step copies"
-            attends = self.attends_in_ram if where == "in RAM" else None
-            but_for = ""
-            if attends:
-                but_for = (
-                    f", but for {attends.share:.0%}, to which the processor attends where this is faster"
-                )
             notes.append(
                 f"keys and values of {spilled * size} of {(num_blocks + spilled) * size} tokens lie {where} "
-                f"({gib(spilled * kv.block_bytes)}, {flag} those of its sequences{but_for})"
+                f"({gib(spilled * kv.block_bytes)}, {flag} those of its sequences)"
             )
         elif num_blocks < kv.wanted:
             notes.append(

@@ -41,10 +41,22 @@ def with_processor(
         notes += (product_note(best, alone, footprint, hardware, config),)
     if best.shares_experts:
         notes += (expert_plan.expert_note(best, alone, footprint, hardware, config),)
-    attends = best.attends_in_ram
-    if attends is not None:
-        attends = attends._replace(least_splits=least_splits(best, footprint, hardware, config))
-    return replace(best, notes=notes, attends_in_ram=attends)
+    best = replace(best, notes=notes)
+    if best.attends_in_ram is None:
+        return best
+    return _attending(best, best.attends_in_ram, least_splits(best, footprint, hardware, config))
+
+
+def _attending(plan: MemoryPlan, attends: AttendsInRam, least: int) -> MemoryPlan:
+    """The plan in which the processor attends from `least` splits in RAM on. Where no step has so many, it
+    never attends."""
+    if least > plan.num_spilled_tokens // SPLIT_KEYS:
+        return replace(plan, attends_in_ram=None)
+    note = (
+        f"the processor attends to {attends.share:.0%} of the keys and values in RAM where this is faster: "
+        f"in steps of few tokens, whose sequences have at least {least * SPLIT_KEYS} tokens there"
+    )
+    return replace(plan, notes=(*plan.notes, note), attends_in_ram=attends._replace(least_splits=least))
 
 
 def least_splits(

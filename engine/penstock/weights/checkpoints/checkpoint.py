@@ -34,16 +34,19 @@ class Checkpoint:
         idle: frozenset[str] = frozenset(),
         requantized: str = "",
         pickles: tuple[Path, ...] = (),
+        file_type: str = "",
     ) -> None:
         """`folder` may be a file that holds everything. `idle` are tensors that change nothing, whether the
         model knows them or not. `requantized` names the integers of the files where they can't be kept, so
-        that the weights are quantized again; "" otherwise. `pickles` are the files that torch.save wrote."""
+        that the weights are quantized again; "" otherwise. `pickles` are the files that torch.save wrote.
+        `file_type` is llama.cpp's name for the types of a GGUF file (Q4_K_M); "" otherwise."""
         self.folder = folder
         self.config = config
         self.entries = entries
         self.idle = idle
         self.requantized = requantized
         self.pickles = pickles
+        self.file_type = file_type
         self._files = OpenFiles()
 
     @classmethod

@@ -16,7 +16,7 @@ from penstock.memory import kept_uses
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_spill.splits_in_ram import SpilledKeys
 from penstock.memory.planning.cost import StepPrediction, predict_step
-from penstock.memory.planning.kv_blocks import context
+from penstock.memory.planning.kv_blocks import check_context, context
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.model.known_shapes import find_shape
 from penstock.model.pooling.find_pooling import wish_of
@@ -66,6 +66,7 @@ def run_plan(
     size = footprint_at(folder, config) if folder else footprint_of(find_shape(shape or ""), config)
     config = pooled_config(folder, config) if folder else config
     check_kind(size, config)
+    check_context(config, size.max_position_embeddings)
     check_pair(folder, shape, config, settings.offline)
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
     if folder and size.experts.count:

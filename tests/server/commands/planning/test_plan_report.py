@@ -339,12 +339,12 @@ def test_a_context_that_is_longer_than_a_card_holds(capsys: pytest.CaptureFixtur
     long, short = (steps[name]["terms"] for name in ("decode at 32000 tokens", "decode, 1 sequence"))
     assert long[link] > short[link]
     share, memory_gbps = plan["attended_share"], data["hardware"]["memory_read_gbps"]
-    assert share == pytest.approx(max(0.0, 1 - 12 / memory_gbps))
+    assert share in (0.0, pytest.approx(1 - 12 / memory_gbps)), "0 where this is not faster on this machine"
     in_ram = share * plan["num_spilled_tokens"] * 2 * 40 * 4 * 256 * 2  # layers, KV heads and their width
     seconds = long.get("processor", 0.0) - short.get("processor", 0.0)
     assert seconds == pytest.approx(in_ram / memory_gbps / 1e9, rel=0.05)
     text = run(capsys, *flags, "--kv-spill-memory", "2GiB", "--max-num-seqs", "1")
-    assert ("to which the processor attends" in text) == (share > 0)
+    assert ("the processor attends to" in text) == (share > 0)
     assert f"{plan['num_spilled_tokens']} of them on the host" in text
     assert "without room on the GPU" in text
 

@@ -4,7 +4,9 @@ the tensors get the names and the order of the model's own code.
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +39,11 @@ GEMMA_NAMES = {
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 #: Tokens that end an answer, beside the token that the file names. llama.cpp knows them as well.
 END_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
+#: Names of mixtures of types that Penstock reads, by `general.file_type` (llama.h: llama_ftype).
+FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 14: "Q4_K_S", 15: "Q4_K_M",
+    16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16", 38: "MXFP4_MOE",
+}  # fmt: skip
 _LAYER_NAME = re.compile(r"(?:blk\.(\d+)\.)?(.*)\.(weight|bias)")
 
 
@@ -56,7 +63,21 @@ def open_gguf(path: Path) -> Checkpoint:
     CheckpointNotFound, CorruptFile, UnsupportedModel."""
     numbers = Numbers(path, *read_header(path))
     entries = {entry.name: entry for entry in _entries(numbers)}
-    return Checkpoint(path, _config(numbers), entries, requantized=_requantized(numbers))
+    return Checkpoint(
+        path, _config(numbers), entries, requantized=_requantized(numbers), file_type=_file_type(numbers)
+    )
+
+
+def _file_type(numbers: Numbers) -> str:
+    """The name of the file's mixture of types. A file that does not tell it is named after the type that most
+    elements have."""
+    named = FILE_TYPES.get(numbers.metadata.get("general.file_type", -1))
+    if named is not None:
+        return named
+    kinds: Counter[str] = Counter()
+    for entry in numbers.tensors.values():
+        kinds[entry.dtype] += math.prod(entry.shape)
+    return kinds.most_common(1)[0][0]
 
 
 def _requantized(numbers: Numbers) -> str:
