@@ -127,7 +127,7 @@ class Conversion:
         left = sum(file.num_bytes for file in missing)
         check_space(self._target, left)
         total = sum(file.num_bytes for file in self._files)
-        # Calibrating consists of products and factorizations, which gain by threads.
+        # Calibration says itself what gains by threads (calibration/torch_threads.py).
         threads = nullcontext() if rounding.looks_back else _one_thread()
         writer = UnitWriter(self._store, self._target, rounding, self._report)
         with threads, closing(writer.write(self._files, done)) as written:
