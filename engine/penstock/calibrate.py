@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -201,7 +202,9 @@ class Calibration:
                 turns = plan_turns(hessian, drift)
             chunks = self._store.source.row_chunks(tensor, CHUNK_ELEMENTS)
             with ThreadPoolExecutor(num_physical_cores(), "penstock-rounding", *ONE_THREAD) as pool:
-                list(pool.map(partial(_compensate, turns=turns), _with_places(chunks, out)))
+                places = _with_places(chunks, out)
+                while some := list(islice(places, 2 * num_physical_cores())):  # map() would read all at once
+                    list(pool.map(partial(_compensate, turns=turns), some))
         except ValueError as error:
             raise WrongTensor(f"{' + '.join(tensor.parts)} can't be calibrated: {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,10 @@ from penstock.model.registry import find_family, open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.conversion import convert as conversion
 from penstock.weights.conversion.convert import convert
+from penstock.weights.formats.int4_format import Int4
+from penstock.weights.formats.stacked_format import in_one_format
 from penstock.weights.store import WeightStore, planned_tensors
+from penstock.weights.tensors import Unit
 from penstock.weights.tiers.readers import StoreReader
 
 #: What packs a matrix, the config that says so, and the family (Qwen3 shares embedding and head).
@@ -187,9 +191,15 @@ def write_own(folder: Path) -> Path:
     return folder / "target"
 
 
-def greedy_answers(folder: Path) -> list[Any]:
+def int4_formats(unit: Unit) -> list[Int4]:
+    kinds = [own.format for tensor in unit.tensors for own in in_one_format(tensor)]
+    return [kind for kind in kinds if isinstance(kind, Int4)]
+
+
+def greedy_answers(folder: Path, **options: Any) -> list[Any]:
     tokenizer: Any = Ids()
-    with Engine.load(folder, EngineConfig(num_resident_layers=1), tokenizer=tokenizer) as engine:
+    config = EngineConfig(num_resident_layers=1, **options)
+    with Engine.load(folder, config, tokenizer=tokenizer) as engine:
         return [(c.token_ids, c.logprobs) for c in engine.generate(PROMPTS, GREEDY)]
 
 
@@ -237,3 +247,25 @@ def test_units_and_steps_of_other_shapes_are_refused(tmp_path: Path) -> None:
     save_file(tensors, file)
     with pytest.raises(MissingTensor, match="o_proj.weight_units.bias"):
         open_model(tmp_path / "target")
+
+
+@pytest.mark.parametrize("others", ["Q4_0", "Q4_1"])
+def test_own_four_bits_beside_other_ones(
+    others: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of a fused matrix, and matrices by themselves, in folders of both descriptions. What they become
+    converts to the same again."""
+    path = write_mixture(tmp_path, monkeypatch, **{"": others, "attn_v": "F16", "ffn_down": "F16"})
+    source = open_model(path, weights="int4", group_size=32).store
+    folders = [tmp_path / "target", tmp_path / "again"]
+    for folder in folders:
+        convert(source, folder)
+        source = open_model(folder).store
+        assert all(source.contiguous_unit(key) for key in source.units)
+        memory = [unit.num_bytes for unit in source.units.values()]
+        # config.json does not tell of minima, which Q4_1 has.
+        assert others == "Q4_1" or all(map(operator.ge, planned_bytes(folder), memory))
+    mixed = {each.form.has_steps for unit in source.units.values() for each in int4_formats(unit)}
+    assert mixed == {False, True}
+    answers = [greedy_answers(path, weights="int4", group_size=32), *map(greedy_answers, folders)]
+    assert answers[0] == answers[1] == answers[2]

@@ -23,6 +23,7 @@ from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence
 from penstock.kernels import ForwardingKernels, Matrix, RouterFunction
+from penstock.kernels.scratch import allocated
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.family import Family
@@ -121,7 +122,7 @@ def measure_activations(
         step()
         return int(torch.cuda.max_memory_reserved(device)) - int(before)
     recorder = _PeakRecorder()
-    with recorder:
+    with recorder, allocated():
         step()
     return recorder.peak_bytes
 

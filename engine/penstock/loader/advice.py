@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
 _WHOLE_NUMBERS = ("top_k", "no_repeat_ngram_size")
+#: What a request's whole numbers fit, too.
+LARGEST = 2**31 - 1
 
 
 def read_advice(folder: Path) -> dict[str, object]:
@@ -44,6 +46,8 @@ def _checked(name: str, value: Any) -> float:
         raise InvalidParameter(name, f"{name} is {value!r}; it must be a number")
     if name in _WHOLE_NUMBERS and value != value // 1:
         raise InvalidParameter(name, f"{name} is {value!r}; it must be a whole number")
+    if abs(value) > LARGEST:
+        raise InvalidParameter(name, f"{name} is too large")
     params: dict[str, Any] = {name: int(value) if name in _WHOLE_NUMBERS else value}
     SamplingParams(**params)
     return params[name]  # type: ignore[no-any-return]

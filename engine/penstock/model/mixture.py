@@ -248,7 +248,7 @@ def _of_present(
     onto: Tensor | None,
 ) -> Tensor | None:
     """blend() of one token whose experts are all in memory. None: nothing was computed or asked for."""
-    if x.shape[0] != 1 or mixture.scales_inputs or not mixture.has_gate:
+    if weights.take_present is None or x.shape[0] != 1 or mixture.scales_inputs or not mixture.has_gate:
         return None
     experts = weights.take_present(routed.experts.tolist()[0])
     if experts is None:

@@ -36,10 +36,6 @@ def no_experts(numbers: Sequence[int], num_tokens: Sequence[int]) -> Iterator[Ex
     raise LookupError("this layer has no experts")
 
 
-def _nothing_present(numbers: Sequence[int]) -> None:
-    """LayerWeights.take_present where nobody knows."""
-
-
 class LayerWeights:
     """Named views into a unit's buffer."""
 
@@ -59,8 +55,8 @@ class LayerWeights:
         #: arriving_groups() of a layer; None: experts are lent when they are there.
         self.ask_arriving: AskForArriving | None = None
         #: Different experts, if all of them are in memory: valid until others are asked for. None: they are
-        #: not, or nobody knows without asking for them.
-        self.take_present: Callable[[Sequence[int]], Sequence[LayerWeights] | None] = _nothing_present
+        #: not. The attribute is None where nobody knows without asking for them.
+        self.take_present: Callable[[Sequence[int]], Sequence[LayerWeights] | None] | None = None
         #: A vector that some models have and others lack, such as a bias.
         self.optional: Callable[[str], Tensor | None] = vectors.get
 

@@ -70,9 +70,8 @@ class LayerStreamer:
         )
         self._num_sweeps = 0
         self._views: dict[tuple[UnitKey, tuple[int, ...], float], LayerWeights] = {}
-        #: Layers that stay in memory and are there, by their places, with their buffers: nothing takes them
-        #: away again.
-        self._staying: dict[int, tuple[LayerWeights, list[Tensor]]] = {}
+        #: Layers that stay in memory and are there, by their places: nothing takes them away again.
+        self._staying: dict[int, LayerWeights] = {}
         #: The layer that is in use or waited for, counted over all stacks; None between sweeps. Any thread
         #: may look.
         self.current_layer: int | None = None
@@ -139,36 +138,28 @@ class LayerStreamer:
             self.current_layer = index
             staying = self._staying_from(index, min(end, index + most))
             num_layers = max(1, len(staying))
-            keys = self._layers[index + num_layers - 1]
-            buffers, acquired = [buffer for _, own in staying for buffer in own], list[UnitKey]()
+            # Of layers that stay, the last unit tells the tier how far the sweep is.
+            keys = self._layers[index + num_layers - 1][-1 if staying else 0 :]
+            buffers: list[Tensor] = []
             try:
-                if staying:
-                    self.tiers.nearest.acquire(keys[-1])  # tells how far the sweep is
-                    acquired.append(keys[-1])
-                    yield [weights for weights, _ in staying]
-                else:
-                    for key in keys:
-                        buffers.append(self._acquire(key))
-                        acquired.append(key)
-                    yield [self._lend(index, buffers)]
+                for key in keys:
+                    buffers.append(self._acquire(key))
+                yield staying or [self._lend(index, buffers)]
             finally:
                 # A sweep that was given up and is closed late takes nothing from the one that goes on.
                 if this_sweep == self._num_sweeps:
-                    for buffer in buffers:
+                    for key, buffer in zip(keys, buffers, strict=False):  # the last one may have failed
                         self.lane.link.release(buffer)
-                    for key in acquired:
                         self.tiers.nearest.release(key)
             index += num_layers
 
-    def _staying_from(self, first: int, end: int) -> list[tuple[LayerWeights, list[Tensor]]]:
-        """The layers from `first` on, and before `end`, that stay in memory and are there, with their
-        buffers."""
-        found = list[tuple[LayerWeights, list[Tensor]]]()
+    def _staying_from(self, first: int, end: int) -> list[LayerWeights]:
+        """The layers from `first` on, and before `end`, that stay in memory and are there."""
+        found = list[LayerWeights]()
         for index in range(first, end):
-            staying = self._staying.get(index)
-            if staying is None:
+            if (weights := self._staying.get(index)) is None:
                 break
-            found.append(staying)
+            found.append(weights)
         return found
 
     def _lend(self, index: int, buffers: list[Tensor]) -> LayerWeights:
@@ -176,7 +167,7 @@ class LayerStreamer:
         keys, settled = self._layers[index], self.tiers.nearest.settled
         weights = self._views_of(keys, buffers)
         if self._shared is None and all(settled(key) is not None for key in keys):
-            self._staying[index] = weights, buffers
+            self._staying[index] = weights
         return weights
 
     def _acquire(self, key: UnitKey) -> Tensor:

@@ -32,9 +32,9 @@ from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.conversion.rounding import Nearest, Rounding
 from penstock.weights.conversion.unit_files import StoredUnit, UnitFile, unit_files
 from penstock.weights.conversion.unit_writer import UnitWriter
-from penstock.weights.formats.int4_format import Int4, has_steps
+from penstock.weights.formats.int4_format import Int4
 from penstock.weights.formats.model_formats import has_int4, has_planes
-from penstock.weights.formats.stacked_format import in_one_format
+from penstock.weights.formats.stacked_format import has_steps, in_one_format
 from penstock.weights.formats.weight_format import rows_of_parts
 from penstock.weights.store import WeightStore
 from penstock.weights.tensor_source import TensorSource

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from penstock.errors import ConfigError
 from penstock.weights.checkpoints.own_head import HEAD
 from penstock.weights.checkpoints.quantized.quantization_config import CODES, PLANES, STEPS_KEY
-from penstock.weights.formats.int4_format import WORD_ROWS, Int4, has_steps
+from penstock.weights.formats.int4_format import WORD_ROWS, Int4
 from penstock.weights.formats.model_formats import has_planes
 from penstock.weights.formats.planes_format import UpperPlane
 from penstock.weights.formats.stacked_format import in_one_format
@@ -26,7 +26,8 @@ def converted_config(store: WeightStore) -> dict[str, Any]:
     tensors = converted_tensors(store)
     config = store.checkpoint.config | {"quantization_config": quantization_config(tensors)}
     _check_words(store)
-    if any(map(has_steps, tensors.multiplied)):
+    packed = [matrix.format for matrix in _matrices(tensors) if isinstance(matrix.format, Int4)]
+    if packed and all(kind.form.has_steps for kind in packed):
         config |= {STEPS_KEY: True}
     if has_copied_head(tensors):
         config |= {"tie_word_embeddings": False, TIED_HEAD: True}

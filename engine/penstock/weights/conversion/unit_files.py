@@ -16,12 +16,13 @@ from itertools import groupby
 
 from torch import Tensor
 
-from penstock.kernels import Int4Tensor
+from penstock.kernels import Int4Tensor, StackedMatrix
 from penstock.memory.pages import PAGE
 from penstock.spec import DECODER
 from penstock.weights.checkpoints.own_head import HEAD
 from penstock.weights.conversion.converted_config import has_copied_head
-from penstock.weights.formats.int4_format import Int4, has_steps
+from penstock.weights.formats.int4_format import Int4
+from penstock.weights.formats.stacked_format import has_steps, in_one_format
 from penstock.weights.formats.weight_format import Floats
 from penstock.weights.tensors import (
     ModelTensors,
@@ -73,19 +74,21 @@ class StoredUnit:
     def arrays(self) -> Iterator[StoredArray]:
         """The arrays of the file, in their order: what Penstock reads, scales for other tools, padding."""
         yield from stored_arrays(self.stored)
-        for tensor in self.stored:
-            if isinstance(tensor.format, Int4) and has_steps(tensor):
-                scales = tensor.format.scales(tensor.shape)
-                yield from (StoredArray(tensor, part, scales) for part in tensor.parts)
+        for tensor, kind in _in_steps(self.stored):
+            yield from (StoredArray(tensor, part, kind.scales(tensor.shape)) for part in tensor.parts)
         yield from stored_arrays(self.padding)
 
     def scales(self, buffer: Tensor) -> Iterator[Tensor]:
         """The scales for other tools, [out_features, num_groups] of each matrix, from the unit's buffer."""
         for slot in self.layout.slots:
-            if has_steps(slot.tensor):
-                matrix = slot.tensor.format.operand(slot.arrays(buffer))
-                assert isinstance(matrix, Int4Tensor)
-                yield matrix.group_scales()[0].to(matrix.scale.dtype)
+            if not has_steps(slot.tensor):
+                continue
+            whole = slot.tensor.format.operand(slot.arrays(buffer))
+            parts = whole.parts if isinstance(whole, StackedMatrix) else (whole,)
+            for own, matrix in zip(in_one_format(slot.tensor), parts, strict=True):
+                if has_steps(own):
+                    assert isinstance(matrix, Int4Tensor)
+                    yield matrix.group_scales()[0].to(matrix.scale.dtype)
 
 
 @dataclass(frozen=True)
@@ -154,12 +157,15 @@ def _padding(expert: Unit) -> tuple[TensorSpec, ...]:
     return (TensorSpec("padding", (missing,), (name,), Floats("U8")),) if missing else ()
 
 
+def _in_steps(tensors: Iterable[TensorSpec]) -> Iterator[tuple[TensorSpec, Int4]]:
+    """The matrices that have units and steps, each with its format."""
+    for own in (own for tensor in tensors for own in in_one_format(tensor)):
+        if isinstance(own.format, Int4) and own.format.form.has_steps:
+            yield own, own.format
+
+
 def _scale_bytes(tensors: Iterable[TensorSpec]) -> int:
-    return sum(
-        tensor.format.scales(tensor.shape).num_bytes
-        for tensor in tensors
-        if isinstance(tensor.format, Int4) and has_steps(tensor)
-    )
+    return sum(kind.scales(tensor.shape).num_bytes for tensor, kind in _in_steps(tensors))
 
 
 def _unit_name(unit: Unit, model: str) -> str:

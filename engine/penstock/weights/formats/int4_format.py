@@ -195,11 +195,6 @@ class Int4:
             matrix.sub_scale[:, 0] = MOST_STEPS
 
 
-def has_steps(tensor: TensorSpec) -> bool:
-    """Whether a matrix has its scales as units and steps: as Penstock quantizes to 4 bits."""
-    return isinstance(tensor.format, Int4) and tensor.format.form.has_steps
-
-
 def _is_own(form: Int4Form) -> bool:
     """Whether Penstock quantizes matrices to this form itself."""
     return form == Int4Form(form.group_size, OWN_DTYPE, has_steps=True)

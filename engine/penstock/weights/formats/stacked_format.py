@@ -108,6 +108,12 @@ def in_one_format(tensor: TensorSpec) -> list[TensorSpec]:
     return tensor.format.by_part(tensor) if isinstance(tensor.format, Stacked) else [tensor]
 
 
+def has_steps(tensor: TensorSpec) -> bool:
+    """Whether a matrix, or a part of it, has units and steps: as Penstock quantizes to 4 bits."""
+    kinds = (own.format for own in in_one_format(tensor))
+    return any(isinstance(kind, Int4) and kind.form.has_steps for kind in kinds)
+
+
 def stored_format(tensor: TensorSpec, source: TensorSource) -> WeightFormat:
     """The format in which a matrix is kept without loss, where the checkpoint has 4-bit codes; INT8 in groups
     of as many inputs as the checkpoint's where these don't fit 4 bits; otherwise the tensor's own."""

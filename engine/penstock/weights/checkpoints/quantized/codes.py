@@ -5,7 +5,7 @@ ending. The arrays tell the form: their shapes the groups and blocks, the ending
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,13 @@ from torch import Tensor
 from penstock.errors import WrongTensor
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.int4_form import Int4Form, Minima
-from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry, zero_points
+from penstock.weights.checkpoints.quantized.packed_int4 import (
+    STEPS,
+    UNITS,
+    int4_entry,
+    units_and_steps,
+    zero_points,
+)
 from penstock.weights.checkpoints.tensor_entry import ARRAY_DTYPES, TensorEntry
 
 #: What follows a matrix's name in the names of its codes, by the table; other tables have PLAIN.
@@ -27,6 +33,8 @@ FIELDS = {
     "_sub_minimum": "sub_minimum",
     "_order": "order",
 }
+#: The same of matrices with units and steps, whose scales are for other tools.
+IN_STEPS = {UNITS: "scale", STEPS: "sub_scale"}
 #: Eight rows of zero points in a word; a field of Int4Tensor has one in a byte.
 ZERO_POINTS = "_zero_point"
 
@@ -54,7 +62,7 @@ class StoredCodes:
     form: Int4Form
     codes: TensorEntry  # I32 [out_features, in_features / 8]
     #: By the ending of the name.
-    others: dict[str, TensorEntry]
+    others: dict[str, TensorEntry] = field(hash=False)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, name: str, codes: TensorEntry, codebook: str) -> StoredCodes:
@@ -87,7 +95,9 @@ class StoredCodes:
         )
         made = cls(form, codes, others)
         made._check(num_blocks, num_groups)
-        return made
+        if (in_steps := units_and_steps(checkpoint, name, scale)) is None:
+            return made
+        return cls(replace(form, has_steps=True), codes, dict(zip((UNITS, STEPS), in_steps, strict=True)))
 
     def _check(self, num_blocks: int, num_groups: int) -> None:
         """Raises WrongTensor for an array of another shape or dtype."""
@@ -113,7 +123,7 @@ class StoredCodes:
             elif last == "_order":
                 found["order"] = _rows(checkpoint, entry, 0, entry.shape[0])
             else:
-                found[FIELDS[last]] = _rows(checkpoint, entry, start, stop)
+                found[(FIELDS | IN_STEPS)[last]] = _rows(checkpoint, entry, start, stop)
         return found
 
 

@@ -98,7 +98,7 @@ class CompressedInt4:
         if g_idx is not None and _is_in_order(checkpoint, g_idx, scale.shape[1]):
             g_idx = None
         form = words_form(size, scale.dtype, zero is not None, is_permuted=g_idx is not None)
-        in_steps = _units_and_steps(checkpoint, name, scale)
+        in_steps = units_and_steps(checkpoint, name, scale)
         return cls(packed, scale, zero, g_idx, replace(form, has_steps=in_steps is not None), in_steps)
 
     def read(self, checkpoint: Checkpoint, start: int, stop: int) -> dict[str, Tensor]:
@@ -116,10 +116,11 @@ class CompressedInt4:
         return arrays | in_groups(checkpoint, codes, self.g_idx, num_groups)
 
 
-def _units_and_steps(
+def units_and_steps(
     checkpoint: Checkpoint, name: str, scale: TensorEntry
 ) -> tuple[TensorEntry, TensorEntry] | None:
-    """None: the matrix has none. Raises MissingTensor and WrongTensor."""
+    """Those of the matrix `name`, whose scales `scale` are for other tools. None: it has none. Raises
+    MissingTensor and WrongTensor."""
     if name + STEPS not in checkpoint.entries:
         return None
     units, steps = checkpoint.entry(name + UNITS), checkpoint.entry(name + STEPS)

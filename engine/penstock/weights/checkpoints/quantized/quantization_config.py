@@ -22,7 +22,7 @@ MXFP4_GROUP = 32
 PLANES = "planes"
 #: 4-bit codes of forms that compressed-tensors has no name for (codes.py), under the same key.
 CODES = "codes"
-#: Under this key, config.json says that 4-bit matrices have their scales as units and steps.
+#: Under this key, config.json says that all 4-bit matrices have their scales as units and steps.
 STEPS_KEY = "penstock_int4_steps"
 #: How AWQ's tools call the layout that Penstock reads.
 AWQ_LAYOUT = "gemm"
