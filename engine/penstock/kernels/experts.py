@@ -90,6 +90,11 @@ class ExpertKernels(Protocol):
     ) -> Tensor:
         """add() of what compute() gives for one token, x [1, in_features], and its experts, best first, with
         their scores [1, num_experts]."""
+        rows = torch.arange(len(experts), device=x.device)
+        parts = x.new_empty(len(experts), experts[0].down.out_features)
+        given = [(expert, row, row + 1) for row, expert in enumerate(experts)]
+        self.compute(x, torch.zeros_like(rows), given, function, parts)
+        return self.add(parts, rows[None], scores, onto)
 
 
 class ExpertCalls(Protocol):
@@ -100,7 +105,7 @@ class ExpertCalls(Protocol):
     def gated_activation(self, gate_up: Tensor, function: GatedFunction) -> Tensor: ...
 
 
-class PlainExperts:
+class PlainExperts(ExpertKernels):
     """Experts one after the other, by the calls of other kernels. Other forms are tested against this one."""
 
     def __init__(self, kernels: ExpertCalls) -> None:
@@ -131,29 +136,3 @@ class PlainExperts:
         for part in others:
             total += part
         return total if onto is None else onto + total
-
-    def blend_token(
-        self,
-        x: Tensor,
-        experts: Sequence[GatedExpert],
-        function: GatedFunction,
-        scores: Tensor,
-        onto: Tensor | None = None,
-    ) -> Tensor:
-        return computed_and_added(self, x, experts, function, scores, onto)
-
-
-def computed_and_added(
-    kernels: ExpertKernels,
-    x: Tensor,
-    experts: Sequence[GatedExpert],
-    function: GatedFunction,
-    scores: Tensor,
-    onto: Tensor | None,
-) -> Tensor:
-    """ExpertKernels.blend_token(), by the other two calls."""
-    rows = torch.arange(len(experts), device=x.device)
-    parts = x.new_empty(len(experts), experts[0].down.out_features)
-    given = [(expert, row, row + 1) for row, expert in enumerate(experts)]
-    kernels.compute(x, torch.zeros_like(rows), given, function, parts)
-    return kernels.add(parts, rows[None], scores, onto)

@@ -13,10 +13,10 @@ from penstock.kernels.expert_records import padded_rows, scratch_bytes
 from penstock.kernels.experts import (
     Arriving,
     ExpertCalls,
+    ExpertKernels,
     ExpertRows,
     GatedExpert,
     PlainExperts,
-    computed_and_added,
     settle_all,
 )
 from penstock.kernels.operands import GatedFunction, address, gated_code
@@ -31,7 +31,7 @@ _RECORD_NUMBERS = 3
 _TOKEN_BYTES = 64
 
 
-class NativeExperts:
+class NativeExperts(ExpertKernels):
     """Experts whose matrices have records are computed together, other experts one by one."""
 
     def __init__(self, library: Any, activation_bits: int, kernels: ExpertCalls) -> None:
@@ -95,7 +95,7 @@ class NativeExperts:
         for expert in experts:
             record = expert.native
             if record is None:
-                return computed_and_added(self, x, experts, function, scores, onto)
+                return super().blend_token(x, experts, function, scores, onto)
             addresses.append(record.address)
             if record.row_bytes > row_bytes:
                 row_bytes = record.row_bytes

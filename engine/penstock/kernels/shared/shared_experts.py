@@ -19,8 +19,6 @@ from penstock.kernels.experts import (
     ExpertCalls,
     ExpertKernels,
     ExpertRows,
-    GatedExpert,
-    computed_and_added,
     settle_all,
 )
 from penstock.kernels.operands import GatedFunction, Matrix
@@ -47,7 +45,7 @@ class _Begun(NamedTuple):
     y: Tensor
 
 
-class SharedExperts:
+class SharedExperts(ExpertKernels):
     """ExpertKernels of a card and a processor. Experts in RAM have a SplitMatrix of which nothing is on the
     card. A call for other experts or for none comes behind each call for experts in RAM."""
 
@@ -96,16 +94,6 @@ class SharedExperts:
                 y[first:end] = own
         self._results.clear()
         return self._first.experts.add(parts, rows, scores, onto)
-
-    def blend_token(
-        self,
-        x: Tensor,
-        experts: Sequence[GatedExpert],
-        function: GatedFunction,
-        scores: Tensor,
-        onto: Tensor | None = None,
-    ) -> Tensor:
-        return computed_and_added(self, x, experts, function, scores, onto)
 
     def _go_on(self, begun: _Begun) -> None:
         """From gate and up to down. What the card was given meanwhile, it computes beside the processor."""
