@@ -18,13 +18,13 @@ from torch import Tensor
 from penstock.calibration.heard_experts import HeardExperts
 from penstock.calibration.listening_kernels import ExactMatrix, ListeningKernels
 from penstock.calibration.text_states import TextStates
-from penstock.calibration.torch_threads import threads_for, threads_to_factorize, torch_threads
 from penstock.errors import ConfigError, WrongTensor
 from penstock.kernels import Int4Tensor, Kernels, Matrix, QuantizedTensor
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.families.mixture_frame import MixtureSpec
 from penstock.model.registry import OpenModel
 from penstock.weights.conversion.gptq import Turns, compensate_int4, compensate_int8, plan_turns
+from penstock.weights.conversion.torch_threads import threads_for, threads_to_factorize, torch_threads
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec, UnitLayout
 

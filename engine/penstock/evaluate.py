@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
-from penstock.calibration.torch_threads import torch_threads
 from penstock.engine import Engine
 from penstock.errors import ComputationError, ConfigError
 from penstock.generation.chosen import NOTHING
@@ -30,6 +29,7 @@ from penstock.generation.sequence import FinishReason
 from penstock.generation.sequence import Sequence as TokenSequence
 from penstock.text.tokenizer import Tokenizer
 from penstock.unquantized import Computed, UnquantizedModel
+from penstock.weights.conversion.torch_threads import torch_threads
 
 #: As many windows are computed together as the unquantized model can compute in this many bytes.
 GROUP_BYTES = 1 << 30

@@ -13,13 +13,13 @@ from units import read_layer
 
 from penstock import calibrate
 from penstock.calibrate import Calibration
-from penstock.calibration import torch_threads
 from penstock.calibration.listening_kernels import ListeningKernels
 from penstock.config import EngineConfig, WeightBits
 from penstock.errors import ConfigError
 from penstock.kernels import Int4Tensor, Matrix, QuantizedTensor, choose_kernels
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
+from penstock.weights.conversion import torch_threads
 from penstock.weights.conversion.convert import convert
 from penstock.weights.conversion.gptq import DAMPING, compensate_int4, compensate_int8, plan_turns
 from penstock.weights.quantize import quantize

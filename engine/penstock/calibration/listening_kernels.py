@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from penstock.calibration.heard_experts import StandIn
-from penstock.calibration.torch_threads import threads_for
 from penstock.kernels import ForwardingKernels, Int4Tensor, Kernels, Matrix, PlainExperts, QuantizedTensor
+from penstock.weights.conversion.torch_threads import threads_for
 
 
 class ExactMatrix(NamedTuple):

@@ -12,7 +12,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from penstock.weights.conversion.converted_config import converted_config, conve
 from penstock.weights.conversion.manifest import CONFIG, MANIFEST
 from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.conversion.rounding import Nearest, Rounding
+from penstock.weights.conversion.torch_threads import torch_threads
 from penstock.weights.conversion.unit_files import StoredUnit, UnitFile, unit_files
 from penstock.weights.conversion.unit_writer import UnitWriter
 from penstock.weights.formats.int4_format import Int4
@@ -127,10 +128,8 @@ class Conversion:
         left = sum(file.num_bytes for file in missing)
         check_space(self._target, left)
         total = sum(file.num_bytes for file in self._files)
-        # Calibration says itself what gains by threads (calibration/torch_threads.py).
-        threads = nullcontext() if rounding.looks_back else _one_thread()
         writer = UnitWriter(self._store, self._target, rounding, self._report)
-        with threads, closing(writer.write(self._files, done)) as written:
+        with torch_threads(1), closing(writer.write(self._files, done)) as written:
             for file, entry in written:
                 done[file.name] = entry
                 whole_file.write_json(self._target / MANIFEST, self._manifest)
@@ -193,18 +192,6 @@ def _matrices(unit: StoredUnit) -> Iterator[tuple[TensorSpec, TensorSpec]]:
         for pair in zip(in_one_format(tensor), in_one_format(stored), strict=True):
             if isinstance(pair[0].format, Int4):
                 yield pair
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Run torch's operations on one thread. Chunks are small: threads that meet after each operation would
-    wait longer than they compute, and much longer where other processes want the cores as well."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def check_space(target: Path, needed: int) -> None:
