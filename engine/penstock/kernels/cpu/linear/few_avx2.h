@@ -13,14 +13,12 @@ enum { FEW_FROM_TOKENS = 4, FEW_LEAST = 3, FEW_TOKENS = 18, FEW_ROWS = 6, FEW_CH
 #define FEW_5(DO) FEW_4(DO) DO(4)
 #define FEW_6(DO) FEW_5(DO) DO(5)
 #define CLEAR_FEW(i) __m256i a##i = {}, b##i = {};
-#define MULTIPLY_FEW(i)                                                                            \
+#define MULTIPLY_FEW(i) ADD_PRODUCTS("vmovdqu", a##i, b##i, first, second, *(const __m256i_u *)(x + i * padded))
+#define FEW_STEP(R)                                                                                \
     {                                                                                              \
-        __m256i inputs = load_integers(x + i * padded);                                            \
-        INTEGERS_IN_REGISTER(inputs);                                                              \
-        a##i = _mm256_add_epi32(a##i, _mm256_madd_epi16(first, inputs));                           \
-        b##i = _mm256_add_epi32(b##i, _mm256_madd_epi16(second, inputs));                          \
-        INTEGERS_IN_REGISTER(a##i);                                                                \
-        INTEGERS_IN_REGISTER(b##i);                                                                \
+        const __m256i first = load_weights(w), second = load_weights(w + stride);                  \
+        FEW_##R(MULTIPLY_FEW)                                                                      \
+        x += STEP, w += STEP;                                                                      \
     }
 #define STORE_FEW(i) all[0][i] = a##i, all[1][i] = b##i;
 /* What is read next: with each line of inputs, a line of each of `rows` rows is prefetched. */
@@ -42,10 +40,10 @@ typedef void (*few_fn)(const int16_t *x, int64_t padded, const int8_t *w, int64_
         for (int64_t left = num_inputs; left > 0; left -= LINE, at += LINE) {                      \
             if (rows > 0) _mm_prefetch(at, _MM_HINT_T0);                                           \
             if (rows > 1) _mm_prefetch(at + next_row, _MM_HINT_T0);                                \
-            for (int64_t k = MIN(left, LINE); k > 0; k -= STEP, x += STEP, w += STEP) {            \
-                const __m256i first = load_weights(w), second = load_weights(w + stride);          \
-                FEW_##R(MULTIPLY_FEW)                                                              \
-            }                                                                                      \
+            if (left >= LINE) {                                                                    \
+                FEW_STEP(R) FEW_STEP(R) FEW_STEP(R) FEW_STEP(R)                                    \
+            } else                                                                                 \
+                for (int64_t k = left; k > 0; k -= STEP) { FEW_STEP(R) }                           \
         }                                                                                          \
         __m256i all[FEW_CHANNELS][R];                                                              \
         FEW_##R(STORE_FEW)                                                                         \
@@ -63,7 +61,8 @@ DEFINE_FEW(6)
 static void few_tile(const linear *l, int64_t token, int64_t tokens, int64_t column, row_fetch *next) {
     static const few_fn tiles[] = {few_3, few_4, few_5, few_6};
     const activations *a = l->a;
-    vec4 totals[FEW_CHANNELS * FEW_ROWS / 4] = {};
+    vec4 totals[FEW_CHANNELS * FEW_ROWS / 4];
+    for (int i = 0; i < FEW_CHANNELS * FEW_ROWS / 4; i++) totals[i] = (vec4){}; /* "= {}" would be a slow `rep stos` */
     for (int64_t k = 0, stop; k < a->in_features; k = stop) {
         stop = MIN(k + MAX_INPUTS, a->in_features);
         tiles[tokens - FEW_LEAST](a->rows + token * a->padded + k, a->padded, l->qweight + column * l->row_bytes + k,

@@ -137,6 +137,7 @@ INLINE void add_sums_of(sum_kind kind, __m256i sums, int32_t minus, const double
     }
 }
 
+typedef int32_t __attribute__((may_alias, aligned(2))) two_words; /* activations, wherever they lie */
 #define PANEL_1(DO) DO(0)
 #define PANEL_2(DO) PANEL_1(DO) DO(1)
 #define PANEL_3(DO) PANEL_2(DO) DO(2)
@@ -144,17 +145,7 @@ INLINE void add_sums_of(sum_kind kind, __m256i sums, int32_t minus, const double
 #define PANEL_5(DO) PANEL_4(DO) DO(4)
 #define PANEL_6(DO) PANEL_5(DO) DO(5)
 #define CLEAR_TOKEN(i) __m256i a##i = {}, b##i = {};
-#define MEET_TOKEN(i)                                                                              \
-    {                                                                                              \
-        int32_t two;                                                                               \
-        memcpy(&two, x + i * padded, 4);                                                           \
-        __m256i inputs = _mm256_set1_epi32(two);                                                   \
-        INTEGERS_IN_REGISTER(inputs);                                                              \
-        a##i = _mm256_add_epi32(a##i, _mm256_madd_epi16(first, inputs));                           \
-        b##i = _mm256_add_epi32(b##i, _mm256_madd_epi16(second, inputs));                          \
-        INTEGERS_IN_REGISTER(a##i);                                                                \
-        INTEGERS_IN_REGISTER(b##i);                                                                \
-    }
+#define MEET_TOKEN(i) ADD_PRODUCTS("vpbroadcastd", a##i, b##i, first, second, *(const two_words *)(x + i * padded))
 #define ADD_TOKEN(i)                                                                               \
     add_sums_of(kind, a##i, minus[i * groups], panel.scales[g], panel.minima[g], totals[i]);       \
     add_sums_of(kind, b##i, minus[i * groups], panel.scales[g] + HALF, panel.minima[g] + HALF, totals[i] + HALF);
