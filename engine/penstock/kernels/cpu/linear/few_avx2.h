@@ -6,7 +6,7 @@
  * L2 cache. */
 #pragma once
 
-enum { FEW_FROM_TOKENS = 4, FEW_LEAST = 3, FEW_TOKENS = 18, FEW_ROWS = 6, FEW_CHANNELS = 2 };
+enum { FEW_FROM_TOKENS = 4, FEW_LEAST = 3, FEW_TOKENS = 24, FEW_ROWS = 6, FEW_CHANNELS = 2 };
 
 #define FEW_3(DO) DO(0) DO(1) DO(2)
 #define FEW_4(DO) FEW_3(DO) DO(3)
@@ -84,10 +84,12 @@ static bool takes_few_rows(const linear *l) {
     return is_whole && a->num_tokens >= FEW_FROM_TOKENS && a->num_tokens <= FEW_TOKENS;
 }
 
-/* The rows from `column` on, or as many bytes of what is read after these weights. */
-INLINE row_fetch next_rows(const linear *l, int64_t column) {
+/* The rows from `column` on, or those of the next task behind the last one, or as many bytes of what is read after these
+ * weights. */
+INLINE row_fetch next_rows(const linear *l, int64_t column, int64_t column_end) {
     if (l->after) return (row_fetch){l->after + (column - FEW_CHANNELS) * l->after_bytes, 0, 1};
-    return (row_fetch){l->qweight + next_column(l, column) * l->row_bytes, l->row_bytes, FEW_CHANNELS};
+    const int64_t next = column < column_end ? column : next_column(l, column);
+    return (row_fetch){l->qweight + next * l->row_bytes, l->row_bytes, FEW_CHANNELS};
 }
 
 /* The i-th row, if there is one. */
@@ -100,7 +102,7 @@ static int64_t linear_few_rows(const linear *l, int64_t column, int64_t column_e
     const int64_t num_tokens = l->a->num_tokens, num_tiles = (num_tokens + FEW_ROWS - 1) / FEW_ROWS;
     column_end -= (column_end - column) % FEW_CHANNELS;
     for (; column < column_end; column += FEW_CHANNELS) {
-        const row_fetch all = next_rows(l, column + FEW_CHANNELS);
+        const row_fetch all = next_rows(l, column + FEW_CHANNELS, column_end);
         for (int64_t i = 0, t = 0, end; i < num_tiles; i++, t = end) {
             end = (i + 1) * num_tokens / num_tiles;
             row_fetch next = num_tiles == 1 ? all : one_row(all, i);

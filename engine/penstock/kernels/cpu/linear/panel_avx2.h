@@ -219,7 +219,8 @@ static void finish_block(const block *b) {
         float y[PANEL], *to = l->y + (b->token + t) * l->out_features + b->column;
         for (int c = 0; c < PANEL; c++) y[c] = (float)(panel.totals[t][c] * (token_scale * scales[c]));
         for (int c = 0; bias && c < b->channels; c++) y[c] += bias[c];
-        memcpy(to, y, b->channels * sizeof *y);
+        if (b->channels == PANEL) memcpy(to, y, sizeof y);
+        else memcpy(to, y, b->channels * sizeof *y);
     }
 }
 
