@@ -224,7 +224,8 @@ def measure(
     def note(name: str, value: float) -> None:
         samples.setdefault(name, []).append(value)
 
-    # The engine's kernels have their own threads, and torch has one; others get all of torch's.
+    # The engine's kernels have their own threads, and torch has one: its others, which wait by computing,
+    # would take the kernels' cores. transformers gets all of torch's.
     build = getattr(engine.executor._family.kernels, "build", None)
     own_threads, num_threads = torch.get_num_threads(), num_physical_cores()
     for _ in range(ROUNDS):
@@ -232,6 +233,7 @@ def measure(
         note("memory_read_gbps", memory_read_gbps())
         note("int8_gops", int8_gops(num_threads, build=build))
         for name, peer in peers.items():
+            torch.set_num_threads(num_threads if isinstance(peer, Eager) else own_threads)
             for num_seqs in batches:
                 note(f"{name}_decode_{num_seqs}_s", peer.decode_step_s(num_seqs, 4))
             if has_prompt:
