@@ -224,8 +224,8 @@ def measure(
     def note(name: str, value: float) -> None:
         samples.setdefault(name, []).append(value)
 
-    # The engine's kernels have their own threads, and torch has one: its others, which wait by computing,
-    # would take the kernels' cores. transformers gets all of torch's.
+    # The engine's kernels have their own threads, and torch has one. Torch's other threads, which wait by
+    # computing, would take the kernels' cores. transformers gets all of torch's.
     build = getattr(engine.executor._family.kernels, "build", None)
     own_threads, num_threads = torch.get_num_threads(), num_physical_cores()
     for _ in range(ROUNDS):

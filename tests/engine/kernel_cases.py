@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import math
+import mmap
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -165,3 +167,14 @@ def _move(value: Any, moved: list[tuple[Tensor, Tensor]]) -> Any:
         parts = {field.name: _move(getattr(value, field.name), moved) for field in dataclasses.fields(value)}
         return type(value)(**parts)
     return value
+
+
+def guarded(tensor: Tensor) -> Tensor:
+    """The same numbers at the end of memory: whoever reads behind them ends the process."""
+    data = tensor.contiguous().view(torch.uint8).flatten()
+    size = -(-len(data) // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+    there = torch.frombuffer(memory, dtype=torch.uint8)
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(there.data_ptr() + size), mmap.PAGESIZE, 0)
+    copied = there[size - len(data) : size].copy_(data)
+    return copied.view(tensor.dtype).view(tensor.shape)

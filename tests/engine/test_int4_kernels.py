@@ -3,9 +3,7 @@ the definition in exact arithmetic."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import mmap
 import sys
 from fractions import Fraction
 from itertools import product
@@ -17,6 +15,7 @@ from emulated_amx import COMPILER as AMX_COMPILER
 from emulated_amx import emulated_amx_kernels
 from emulated_avxvnni import COMPILER as AVXVNNI_COMPILER
 from emulated_avxvnni import emulated_avxvnni_kernels
+from kernel_cases import guarded
 from torch import Tensor
 
 from penstock.kernels import Kernels, QuantizedTensor, StackedMatrix
@@ -180,7 +179,7 @@ def cases(form: str, activations: str) -> list[Case]:
     for number, (rows, columns, size) in enumerate(SHAPES):
         weight = matrix(form, rows, columns, size, dtypes[number % len(dtypes)], number)
         generator = torch.Generator().manual_seed(number)
-        for num_tokens in (1, 2, 3, 5, 19, 24):
+        for num_tokens in (1, 2, 3, 5, 19, 24, 25):
             x = torch.randn(num_tokens, columns, generator=generator) * 10 ** (number - 3)
             bias = torch.randn(rows, generator=generator) if num_tokens % 2 else None
             expected = ReferenceKernels(activations).linear(x, weight, bias)
@@ -198,14 +197,14 @@ def test_every_build_gives_the_bits_of_the_reference(kind: str, form: str, activ
 
 
 @pytest.mark.parametrize("kind", FAST)
-@pytest.mark.parametrize("columns", [27648, 33280])
+@pytest.mark.parametrize(("columns", "size"), [(16416, 32), (27648, 64), (32768, 64), (33280, 64)])
 @pytest.mark.parametrize("form", ["steps", "kept steps"])
-def test_wide_matrices_in_steps(kind: str, columns: int, form: str) -> None:
+def test_wide_matrices_in_steps(kind: str, columns: int, size: int, form: str) -> None:
     """Channels that are expanded some at a time, and as many inputs as are never expanded."""
-    weight = matrix(form, 13, columns, 64, torch.bfloat16)
-    x = torch.randn(12, columns, generator=torch.Generator().manual_seed(0))
+    weight = matrix(form, 35, columns, size, torch.bfloat16)
+    x = torch.randn(25, columns, generator=torch.Generator().manual_seed(0))
     expected, mine = ReferenceKernels().linear(x, weight), kernels(kind, "int16")
-    for num_tokens in (1, 4, 5, 8, 12):
+    for num_tokens in (1, 4, 5, 8, 12, 24, 25):
         assert torch.equal(mine.linear(x[:num_tokens], weight), expected[:num_tokens]), num_tokens
 
 
@@ -223,28 +222,17 @@ def test_steps_of_the_product_before_are_not_met(kind: str, form: str) -> None:
         assert torch.equal(mine.linear(x[:num_tokens], weight), expected)
 
 
-def guarded(tensor: Tensor) -> Tensor:
-    """The same numbers at the end of memory: whoever reads behind them ends the process."""
-    data = tensor.contiguous().view(torch.uint8).flatten()
-    size = -(-len(data) // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
-    there = torch.frombuffer(memory, dtype=torch.uint8)
-    ctypes.CDLL(None).mprotect(ctypes.c_void_p(there.data_ptr() + size), mmap.PAGESIZE, 0)
-    copied = there[size - len(data) : size].copy_(data)
-    return copied.view(tensor.dtype).view(tensor.shape)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are protected by a function of the C library")
 @pytest.mark.parametrize("kind", FAST)
 @pytest.mark.parametrize("num_groups", [2, 15, 16, 17, 31])
 @pytest.mark.parametrize("form", ["steps", "kept steps"])
 def test_nothing_is_read_behind_codes_and_scales(kind: str, num_groups: int, form: str) -> None:
     mine, columns = kernels(kind, "int16"), 64 * num_groups
-    x = torch.randn(9, columns, generator=torch.Generator().manual_seed(0))
-    for rows in range(1, 10):
+    x = torch.randn(25, columns, generator=torch.Generator().manual_seed(0))
+    for rows in (*range(1, 10), 17):
         weight = matrix(form, rows, columns, 64, torch.bfloat16, rows)
         at_the_end = weight.map(guarded)
-        for num_tokens in (1, 2, 9):
+        for num_tokens in (1, 2, 9, 24, 25):
             some = x[:num_tokens]
             assert torch.equal(mine.linear(some, at_the_end), mine.linear(some, weight)), (rows, num_tokens)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -23,6 +24,7 @@ from kernel_cases import (
     OnGpu,
     close,
     gpu_launcher,
+    guarded,
     paged_batch,
     paged_case,
     random_bias,
@@ -194,7 +196,12 @@ def test_grouped_scales_equal_the_reference_bit_for_bit(
         (5, 9000, 11, 0),  # more inputs than sums of 32 bits take, few rows
         (7, 4170, 21, 0),  # few rows, blocks of 2048 inputs, the last one of 74
         (7, 9008, 11, 0),  # the same two with AVX2, whose few rows have a multiple of 16 inputs
+        (5, 48, 65, 0),  # a few inputs
+        (13, 80, 3, 0),
         (18, 4112, 21, 0),
+        (19, 4128, 131, 0),  # tasks that end with an odd channel
+        (24, 4144, 70, 0),
+        (25, 4112, 70, 0),
         (4, 2176, 19, 64),  # few rows, groups in two blocks
         (4, 2176, 19, 128),
         (20, 2100, 70, 0),  # two blocks, the last one of 52
@@ -229,6 +236,22 @@ def test_products_of_many_parts_equal_the_reference(
         assert torch.equal(native.linear(x, weight, bias), expected)
     for some in (slice(3, 5), slice(1, 2), slice(0, 1)):
         assert torch.equal(native.linear(x[some], weight, bias), expected[some])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are protected by a function of the C library")
+@pytest.mark.parametrize("kind", [*BUILDS, *EMULATED_AVXVNNI])
+@pytest.mark.parametrize("columns", [16, 48, 80, 4112])
+def test_nothing_is_read_behind_weights(kind: str, columns: int) -> None:
+    mine = kernels(kind, "int16")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(25, columns, generator=generator)
+    for rows in (1, 2, 3, 17):
+        qweight = torch.randint(-128, 128, (rows, columns), dtype=torch.int8, generator=generator)
+        weight = QuantizedTensor(qweight, torch.rand(rows, generator=generator))
+        at_the_end = weight.map(guarded)
+        for num_tokens in (1, 4, 9, 24, 25):
+            some = x[:num_tokens]
+            assert torch.equal(mine.linear(some, at_the_end), mine.linear(some, weight)), (rows, num_tokens)
 
 
 def test_new_bytes_in_a_matrix_are_multiplied_by() -> None:

@@ -153,7 +153,7 @@ INLINE int64_t sum_of_lanes(__m256i v) {
     {                                                                                              \
         const int8_t *codes = w + j * stride;                                                      \
         const code_bytes first = code_bytes_at(codes), second = code_bytes_at(codes + (size == 128 ? 32 : 0)); \
-        const __m256i step = step_words(steps.at[(place + j) % STEPPED_CHANNELS] + g, size);       \
+        const __m256i step = step_words(at + (stride ? j * PLACES : 0) + g, size);                 \
         TOKENS_##R(MULTIPLY_STEPPED, j)                                                            \
     }
 #define ADD_CHANNEL(R, j) TOKENS_##R(ADD_STEPPED, j)
@@ -165,13 +165,14 @@ INLINE void fetch_rows(code_fetch fetch, int rows, int64_t stride, int64_t from,
         for (int j = 0; j < rows; j++) fetch_codes(fetch, j * stride + from, 64);
 }
 
-/* R tokens by C channels, `stride` bytes apart, whose steps are at `place`: the groups from g to g_end. */
-typedef void (*stepped_fn)(const int8_t *x, int64_t row_bytes, const int8_t *w, int64_t stride, int place, int64_t g,
-                           int64_t g_end, int64_t (*sums)[STEPPED_TOKENS]);
+/* R tokens by C channels, `stride` bytes apart, whose steps are from `at` on: the groups from g to g_end. A stride of 0
+ * means the same channel C times. */
+typedef void (*stepped_fn)(const int8_t *x, int64_t row_bytes, const int8_t *w, int64_t stride, const uint16_t *at,
+                           int64_t g, int64_t g_end, int64_t (*sums)[STEPPED_TOKENS]);
 #define DEFINE_STEPPED(R, C, of_size, of_split)                                                    \
     NOINLINE void stepped_##R##_##of_size##_##of_split(const int8_t *x, int64_t row_bytes,         \
                                                        const int8_t *w, int64_t stride,            \
-                                                       int place, int64_t g, int64_t g_end,        \
+                                                       const uint16_t *at, int64_t g, int64_t g_end, \
                                                        int64_t (*sums)[STEPPED_TOKENS]) {          \
         enum { size = of_size, is_split = of_split };                                              \
         const int64_t x_block = is_split ? 2 * BYTE_BLOCK : BYTE_BLOCK, at_once = size == 32 ? 2 : 1; \
@@ -198,21 +199,25 @@ DEFINE_STEPPED_OF(4, 1)
 static const stepped_fn stepped_tiles[STEPPED_TOKENS][3][2] = {STEPPED_OF(1), STEPPED_OF(2), STEPPED_OF(3),
                                                                STEPPED_OF(4)};
 
-/* What a token's corrections add to a channel's sum: theirs times the steps. The lower 12 bits of each and the others
- * lie apart, as 16-bit integers, with zeros up to a multiple of 16. */
-static _Thread_local int16_t low_bits[PLACES], high_bits[PLACES];
-INLINE void part_corrections(const int32_t *restrict corrections, int64_t n) {
-    for (int64_t g = 0; g < n; g++) low_bits[g] = corrections[g] & 4095, high_bits[g] = (int16_t)(corrections[g] >> 12);
-    memset(low_bits + n, 0, 30), memset(high_bits + n, 0, 30);
+/* The lower 12 bits of a token's corrections and the others, as 16-bit integers. */
+static _Thread_local struct {
+    int16_t low[PLACES], high[PLACES];
+} correction_bits;
+/* With zeros up to a multiple of 16. */
+INLINE void part_corrections(const int32_t *restrict corrections, int64_t n, int16_t *restrict low,
+                             int16_t *restrict high) {
+    for (int64_t g = 0; g < n; g++) low[g] = corrections[g] & 4095, high[g] = (int16_t)(corrections[g] >> 12);
+    memset(low + n, 0, 30), memset(high + n, 0, 30);
 }
-INLINE int64_t stepped_correction(const uint16_t *at, int64_t n) {
-    __m256i low = _mm256_setzero_si256(), high = low;
+/* What a token's corrections add to a channel's sum: they times the steps. */
+INLINE int64_t stepped_correction(const uint16_t *at, const int16_t *low, const int16_t *high, int64_t n) {
+    __m256i of_low = _mm256_setzero_si256(), of_high = of_low;
     for (int64_t g = 0; g < n; g += 16) {
-        const __m256i of = _mm256_loadu_si256((const __m256i *)(at + g));
-        low = _mm256_add_epi32(low, _mm256_madd_epi16(of, _mm256_loadu_si256((const __m256i *)(low_bits + g))));
-        high = _mm256_add_epi32(high, _mm256_madd_epi16(of, _mm256_loadu_si256((const __m256i *)(high_bits + g))));
+        const __m256i of = load_words(at + g);
+        of_low = _mm256_add_epi32(of_low, _mm256_madd_epi16(of, load_words(low + g)));
+        of_high = _mm256_add_epi32(of_high, _mm256_madd_epi16(of, load_words(high + g)));
     }
-    return sum_of_lanes(low) + 4096 * sum_of_lanes(high);
+    return sum_of_lanes(of_low) + 4096 * sum_of_lanes(of_high);
 }
 
 /* Some tokens by channels whose steps have been found. */
@@ -222,6 +227,12 @@ static void stepped_tokens(const linear *l, int64_t token, int tokens, int64_t c
     const int64_t groups = tokens == 1 ? n : STEPPED_BYTES / (2 * tokens) / 128 * 128 / a->group_size;
     const int8_t *w = l->qweight + column * l->row_bytes, *x = bytes_of_token(a, token);
     const stepped_fn add = stepped_tiles[tokens - 1][a->group_size / 64][a->is_split];
+    const uint16_t *at = steps.at[0];
+    const float *units = steps.units;
+    int16_t *low = correction_bits.low, *high = correction_bits.high;
+    /* Where memory of the thread lies is the result of a function, which saves no vectors. GCC would call it for each
+     * channel, but it does not know where these pointers are from. */
+    __asm__("" : "+r"(at), "+r"(units), "+r"(low), "+r"(high));
     int64_t sums[STEPPED_CHANNELS][STEPPED_TOKENS];
     memset(sums, 0, channels * sizeof *sums);
     for (int64_t g = 0, g_end; g < n; g = g_end) {
@@ -229,19 +240,20 @@ static void stepped_tokens(const linear *l, int64_t token, int tokens, int64_t c
         const int8_t *own = x + (a->is_split ? 2 * k : k);
         g_end = MIN(g + groups, n);
         for (int64_t c = 0; c < whole; c += at_once)
-            add(own, in_row, w + c * l->row_bytes + k / 2, l->row_bytes, (int)c, g, g_end, sums + c);
+            add(own, in_row, w + c * l->row_bytes + k / 2, l->row_bytes, at + c * PLACES, g, g_end, sums + c);
         for (int64_t c = whole; c < channels; c++) { /* in place of others, the same weights again */
             int64_t one[CHANNELS][STEPPED_TOKENS] = {{0}};
-            add(own, in_row, w + c * l->row_bytes + k / 2, 0, (int)c, g, g_end, one);
+            add(own, in_row, w + c * l->row_bytes + k / 2, 0, at + c * PLACES, g, g_end, one);
             for (int i = 0; i < tokens; i++) sums[c][i] += one[0][i];
         }
     }
     for (int i = 0; i < tokens; i++) {
         float *y = l->y + (token + i) * l->out_features + column;
-        part_corrections(a->corrections + (token + i) * n, n);
+        const float token_scale = a->token_scales[token + i];
+        part_corrections(a->corrections + (token + i) * n, n, low, high);
         for (int64_t c = 0; c < channels; c++) {
-            const int64_t sum = sums[c][i] + stepped_correction(steps.at[c], n);
-            y[c] = scaled(sum, a->token_scales[token + i], steps.units[c]);
+            const int64_t sum = sums[c][i] + stepped_correction(at + c * PLACES, low, high, n);
+            y[c] = scaled(sum, token_scale, units[c]);
             if (l->bias) y[c] += l->bias[column + c];
         }
     }

@@ -3,8 +3,13 @@
 #pragma once
 
 /* With fewer tokens, the codes' own kernels are faster (those of AVX2: codes_stepped.h). The expanded channels stay
- * in the L2 cache, beside activations: with AVX2, a panel of 16 (panel_avx2.h) at a time is faster than all. */
-enum { STEPS_FROM_TOKENS = HAS_CODE_BYTES ? 5 : 4, EXPANDED_CHANNELS = HAS_CODE_BYTES ? 16 : STEPPED_CHANNELS };
+ * in the L2 cache, beside activations: with AVX2, 16 channels at once, a panel (panel_avx2.h), are faster than 64. */
+enum { STEPS_FROM_TOKENS = HAS_CODE_BYTES ? 5 : 4 };
+#if HAS_CODE_BYTES && !defined(__AVX512BW__)
+enum { EXPANDED_CHANNELS = 16 };
+#else
+enum { EXPANDED_CHANNELS = STEPPED_CHANNELS };
+#endif
 enum { EXPANDED_BYTES = 256 << 10, LEAST_EXPANDED = 8, MOST_STEPPED_INPUTS = EXPANDED_BYTES / LEAST_EXPANDED };
 static _Thread_local int8_t expanded[EXPANDED_BYTES] __attribute__((aligned(64)));
 

@@ -8,12 +8,28 @@
 
 enum { FEW_FROM_TOKENS = 4, FEW_LEAST = 3, FEW_TOKENS = 24, FEW_ROWS = 6, FEW_CHANNELS = 2 };
 
+/* Adds the products of two channels' weights and the same activations, which `load` reads from memory, to the sums a
+ * and b. Twelve sums, two vectors of weights and these two vectors are all registers there are; from intrinsics, GCC
+ * makes code that copies some of them, or keeps sums in memory. Both vectors are written before the weights are read
+ * last. */
+#define ADD_TWO_CHANNELS(load, a, b, first, second, inputs)                                        \
+    {                                                                                              \
+        __m256i other, own;                                                                        \
+        __asm__(load " %[x], %[own]\n\t"                                                           \
+                     "vpmaddwd %[own], %[w], %[other]\n\t"                                         \
+                     "vpmaddwd %[own], %[v], %[own]\n\t"                                           \
+                     "vpaddd %[other], %[sum], %[sum]\n\t"                                         \
+                     "vpaddd %[own], %[sums], %[sums]"                                             \
+                : [sum] "+x"(a), [sums] "+x"(b), [own] "=&x"(own), [other] "=&x"(other)            \
+                : [w] "x"(first), [v] "x"(second), [x] "m"(inputs));                               \
+    }
+
 #define FEW_3(DO) DO(0) DO(1) DO(2)
 #define FEW_4(DO) FEW_3(DO) DO(3)
 #define FEW_5(DO) FEW_4(DO) DO(4)
 #define FEW_6(DO) FEW_5(DO) DO(5)
 #define CLEAR_FEW(i) __m256i a##i = {}, b##i = {};
-#define MULTIPLY_FEW(i) ADD_PRODUCTS("vmovdqu", a##i, b##i, first, second, *(const __m256i_u *)(x + i * padded))
+#define MULTIPLY_FEW(i) ADD_TWO_CHANNELS("vmovdqu", a##i, b##i, first, second, *(const __m256i_u *)(x + i * padded))
 #define FEW_STEP(R)                                                                                \
     {                                                                                              \
         const __m256i first = load_weights(w), second = load_weights(w + stride);                  \
@@ -62,7 +78,7 @@ static void few_tile(const linear *l, int64_t token, int64_t tokens, int64_t col
     static const few_fn tiles[] = {few_3, few_4, few_5, few_6};
     const activations *a = l->a;
     vec4 totals[FEW_CHANNELS * FEW_ROWS / 4];
-    for (int i = 0; i < FEW_CHANNELS * FEW_ROWS / 4; i++) totals[i] = (vec4){}; /* "= {}" would be a slow `rep stos` */
+    for (int i = 0; i < FEW_CHANNELS * FEW_ROWS / 4; i++) totals[i] = (vec4){}; /* "= {}" becomes a slow `rep stos` */
     for (int64_t k = 0, stop; k < a->in_features; k = stop) {
         stop = MIN(k + MAX_INPUTS, a->in_features);
         tiles[tokens - FEW_LEAST](a->rows + token * a->padded + k, a->padded, l->qweight + column * l->row_bytes + k,
@@ -84,8 +100,8 @@ static bool takes_few_rows(const linear *l) {
     return is_whole && a->num_tokens >= FEW_FROM_TOKENS && a->num_tokens <= FEW_TOKENS;
 }
 
-/* The rows from `column` on, or those of the next task behind the last one, or as many bytes of what is read after these
- * weights. */
+/* The rows from `column` on; at a task's end, those of the next task. Or, if something is read after these weights, as
+ * many bytes of that. */
 INLINE row_fetch next_rows(const linear *l, int64_t column, int64_t column_end) {
     if (l->after) return (row_fetch){l->after + (column - FEW_CHANNELS) * l->after_bytes, 0, 1};
     const int64_t next = column < column_end ? column : next_column(l, column);

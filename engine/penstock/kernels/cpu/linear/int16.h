@@ -87,20 +87,6 @@ typedef struct {
 #else
 #define INTEGERS_IN_REGISTER(v) __asm__("" : "+x"(v))
 #endif
-/* Adds the products of two vectors of weights and one of activations, which `load` reads from memory, to the sums a and
- * b. All are of 256 bits. Twelve sums, two weights and these two vectors are all registers there are; from intrinsics,
- * GCC makes code that copies some of them, or keeps sums in memory. */
-#define ADD_PRODUCTS(load, a, b, first, second, inputs)                                            \
-    {                                                                                              \
-        __m256i other, own;                                                                        \
-        __asm__(load " %[x], %[own]\n\t"                                                           \
-                     "vpmaddwd %[own], %[w], %[other]\n\t"                                         \
-                     "vpmaddwd %[own], %[v], %[own]\n\t"                                           \
-                     "vpaddd %[other], %[sum], %[sum]\n\t"                                         \
-                     "vpaddd %[own], %[sums], %[sums]"                                             \
-                : [sum] "+x"(a), [sums] "+x"(b), [own] "=&x"(own), [other] "=&x"(other)            \
-                : [w] "x"(first), [v] "x"(second), [x] "m"(inputs));                               \
-    }
 #define CLEAR(i, j) wide a##i##j = {};
 #define MULTIPLY(i, j)                                                                             \
     a##i##j = WIDE(add_epi32)(a##i##j, WIDE(madd_epi16)(weights, load_integers(x + i * padded)));  \

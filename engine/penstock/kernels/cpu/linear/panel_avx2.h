@@ -137,7 +137,7 @@ INLINE void add_sums_of(sum_kind kind, __m256i sums, int32_t minus, const double
     }
 }
 
-typedef int32_t __attribute__((may_alias, aligned(2))) two_words; /* activations, wherever they lie */
+typedef int32_t __attribute__((may_alias, aligned(2))) two_words; /* two activations */
 #define PANEL_1(DO) DO(0)
 #define PANEL_2(DO) PANEL_1(DO) DO(1)
 #define PANEL_3(DO) PANEL_2(DO) DO(2)
@@ -145,7 +145,7 @@ typedef int32_t __attribute__((may_alias, aligned(2))) two_words; /* activations
 #define PANEL_5(DO) PANEL_4(DO) DO(4)
 #define PANEL_6(DO) PANEL_5(DO) DO(5)
 #define CLEAR_TOKEN(i) __m256i a##i = {}, b##i = {};
-#define MEET_TOKEN(i) ADD_PRODUCTS("vpbroadcastd", a##i, b##i, first, second, *(const two_words *)(x + i * padded))
+#define MEET_TOKEN(i) ADD_TWO_CHANNELS("vpbroadcastd", a##i, b##i, first, second, *(const two_words *)(x + i * padded))
 #define ADD_TOKEN(i)                                                                               \
     add_sums_of(kind, a##i, minus[i * groups], panel.scales[g], panel.minima[g], totals[i]);       \
     add_sums_of(kind, b##i, minus[i * groups], panel.scales[g] + HALF, panel.minima[g] + HALF, totals[i] + HALF);
@@ -219,6 +219,7 @@ static void finish_block(const block *b) {
         float y[PANEL], *to = l->y + (b->token + t) * l->out_features + b->column;
         for (int c = 0; c < PANEL; c++) y[c] = (float)(panel.totals[t][c] * (token_scale * scales[c]));
         for (int c = 0; bias && c < b->channels; c++) y[c] += bias[c];
+        /* A copy of a known size is no call. */
         if (b->channels == PANEL) memcpy(to, y, sizeof y);
         else memcpy(to, y, b->channels * sizeof *y);
     }
@@ -229,6 +230,15 @@ static line_fetch lines_from(const linear *l, const int8_t *at, int64_t inputs, 
     const int64_t per_row = ((inputs >> l->shift) + 63) / 64, lines = PANEL * per_row;
     const int64_t times = (num_tokens + PANEL_ROWS - 1) / PANEL_ROWS * ((inputs + FETCHED - 1) / FETCHED);
     return (line_fetch){at, l->row_bytes, per_row, lines, per_row, (lines + times - 1) / times};
+}
+
+/* Likewise, the block's share of what is read after these weights: the codes of as many channels. */
+static line_fetch lines_after(const block *b) {
+    const linear *l = b->l;
+    const int64_t bytes = PANEL * l->after_bytes, inputs = l->a->in_features;
+    const int64_t begin = bytes * b->k / inputs / 64, lines = bytes * b->k_end / inputs / 64 - begin;
+    const int64_t times = (b->num_tokens + PANEL_ROWS - 1) / PANEL_ROWS * ((b->k_end - b->k + FETCHED - 1) / FETCHED);
+    return (line_fetch){l->after + 64 * begin, 0, lines, lines, lines, (lines + times - 1) / times};
 }
 
 /* Some tokens by the channels of a panel. `next` is where the next panel's weights lie. */
@@ -243,7 +253,8 @@ static void compute_panel(block *b, const int8_t *next) {
         b->k_end = MIN(b->k + at_once, k_end);
         const bool is_last = b->k_end == k_end;
         const int8_t *at = is_last ? next : l->qweight + b->column * l->row_bytes + (b->k_end >> l->shift);
-        b->fetch = lines_from(l, at, is_last ? MIN(at_once, k_end) : MIN(at_once, k_end - b->k_end), b->num_tokens);
+        const int64_t inputs = MIN(at_once, is_last ? k_end : k_end - b->k_end);
+        b->fetch = l->after ? lines_after(b) : lines_from(l, at, inputs, b->num_tokens);
         compute_block(b);
     }
     finish_block(b);
