@@ -225,11 +225,16 @@ static void finish_block(const block *b) {
     }
 }
 
+/* How many of `lines` are prefetched at once, so that the tiles of some tokens by `inputs` prefetch all of them. */
+INLINE int64_t lines_at_once(int64_t lines, int64_t inputs, int64_t num_tokens) {
+    const int64_t times = (num_tokens + PANEL_ROWS - 1) / PANEL_ROWS * ((inputs + FETCHED - 1) / FETCHED);
+    return (lines + times - 1) / times;
+}
+
 /* The lines of a block's weights at `at`, spread over the tiles of `num_tokens`. */
 static line_fetch lines_from(const linear *l, const int8_t *at, int64_t inputs, int64_t num_tokens) {
     const int64_t per_row = ((inputs >> l->shift) + 63) / 64, lines = PANEL * per_row;
-    const int64_t times = (num_tokens + PANEL_ROWS - 1) / PANEL_ROWS * ((inputs + FETCHED - 1) / FETCHED);
-    return (line_fetch){at, l->row_bytes, per_row, lines, per_row, (lines + times - 1) / times};
+    return (line_fetch){at, l->row_bytes, per_row, lines, per_row, lines_at_once(lines, inputs, num_tokens)};
 }
 
 /* Likewise, the block's share of what is read after these weights: the codes of as many channels. */
@@ -237,8 +242,8 @@ static line_fetch lines_after(const block *b) {
     const linear *l = b->l;
     const int64_t bytes = PANEL * l->after_bytes, inputs = l->a->in_features;
     const int64_t begin = bytes * b->k / inputs / 64, lines = bytes * b->k_end / inputs / 64 - begin;
-    const int64_t times = (b->num_tokens + PANEL_ROWS - 1) / PANEL_ROWS * ((b->k_end - b->k + FETCHED - 1) / FETCHED);
-    return (line_fetch){l->after + 64 * begin, 0, lines, lines, lines, (lines + times - 1) / times};
+    return (line_fetch){l->after + 64 * begin, 0, lines, lines, lines,
+                        lines_at_once(lines, b->k_end - b->k, b->num_tokens)};
 }
 
 /* Some tokens by the channels of a panel. `next` is where the next panel's weights lie. */
