@@ -179,7 +179,7 @@ def cases(form: str, activations: str) -> list[Case]:
     for number, (rows, columns, size) in enumerate(SHAPES):
         weight = matrix(form, rows, columns, size, dtypes[number % len(dtypes)], number)
         generator = torch.Generator().manual_seed(number)
-        for num_tokens in (1, 2, 3, 5, 19, 24, 25):
+        for num_tokens in (1, 2, 3, 5, 8, 19, 24, 25):
             x = torch.randn(num_tokens, columns, generator=generator) * 10 ** (number - 3)
             bias = torch.randn(rows, generator=generator) if num_tokens % 2 else None
             expected = ReferenceKernels(activations).linear(x, weight, bias)
@@ -204,7 +204,7 @@ def test_wide_matrices_in_steps(kind: str, columns: int, size: int, form: str) -
     weight = matrix(form, 35, columns, size, torch.bfloat16)
     x = torch.randn(25, columns, generator=torch.Generator().manual_seed(0))
     expected, mine = ReferenceKernels().linear(x, weight), kernels(kind, "int16")
-    for num_tokens in (1, 4, 5, 8, 12, 24, 25):
+    for num_tokens in (1, 4, 5, 7, 8, 9, 24, 25):
         assert torch.equal(mine.linear(x[:num_tokens], weight), expected[:num_tokens]), num_tokens
 
 
@@ -232,9 +232,27 @@ def test_nothing_is_read_behind_codes_and_scales(kind: str, num_groups: int, for
     for rows in (*range(1, 10), 17):
         weight = matrix(form, rows, columns, 64, torch.bfloat16, rows)
         at_the_end = weight.map(guarded)
-        for num_tokens in (1, 2, 9, 24, 25):
+        for num_tokens in (1, 2, 7, 9, 24, 25):
             some = x[:num_tokens]
             assert torch.equal(mine.linear(some, at_the_end), mine.linear(some, weight)), (rows, num_tokens)
+
+
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+@pytest.mark.parametrize("kind", FAST)
+def test_the_widest_steps_do_not_overflow(kind: str, activations: str) -> None:
+    columns, size = 65536, 64
+    x = torch.full((5, columns), 32384.0)  # in 16 bits 127 and -128, or 126 and 127
+    x[1::2] = 32383.0
+    x[2] *= -1
+    x[:, 0] = 32512.0
+    mine, reference = kernels(kind, activations), ReferenceKernels(activations)
+    for code in (0, 255):
+        codes = torch.full((3, columns // 2), code, dtype=torch.uint8)
+        steps = torch.tensor([15, -15, 15], dtype=torch.int8)[:, None].expand(3, columns // size).contiguous()
+        weight = Int4Tensor(codes, torch.ones(3, 1).bfloat16(), size, "signed", sub_scale=steps)
+        expected = reference.linear(x, weight)
+        for num_tokens in (1, 2, 3, 5):
+            assert torch.equal(mine.linear(x[:num_tokens], weight), expected[:num_tokens]), num_tokens
 
 
 @pytest.mark.parametrize("activations", ["int16", "int8"])

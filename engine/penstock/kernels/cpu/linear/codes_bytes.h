@@ -11,6 +11,9 @@
 
 enum { BYTE_BLOCK = 64, MOST_BYTE_INPUTS = 1 << 16 /* of hi, whose sums fit 32 bits: 65536 * 15 * 15 * 128 */ };
 
+/* How many tokens, of 16 bits, stepped codes meet as bytes. */
+enum { STEPPED_AS_BYTES = HAS_PANELS ? 8 : 4 }; /* without, INT8 has vectors of 512 bits; these bytes have 256 */
+
 /* Whether codes are multiplied as bytes. With more tokens, packing codes into panels (panel_avx2.h) or expanding
  * stepped ones into INT8 (expanded.h) is faster; 8-bit activations are half the work. */
 static bool takes_bytes(const linear *l, int64_t num_tokens, int64_t in_features, int activation_bits,
@@ -20,7 +23,7 @@ static bool takes_bytes(const linear *l, int64_t num_tokens, int64_t in_features
     if (!(l->kind == INT4 || l->has_small_table) || !has_blocks || n == 1 || in_features > MOST_BYTE_INPUTS)
         return false;
     if (activation_bits == 8) return is_stepped || num_tokens <= 4;
-    return num_tokens <= (is_stepped || size == 128 ? 4 : 2);
+    return num_tokens <= (is_stepped ? STEPPED_AS_BYTES : size == 128 ? 4 : 2);
 }
 
 typedef struct {

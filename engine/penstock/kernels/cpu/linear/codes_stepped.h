@@ -37,20 +37,20 @@ INLINE __m128 largest_sizes(const uint16_t *rows, int64_t n, __m256i last) {
 
 /* The steps of four channels, as find_steps_as() has them, and zeros up to a multiple of 16. Of each row, 16 numbers at
  * a time are read. False: some have none. */
-INLINE bool find_bfloat_steps(const uint16_t *rows, int64_t n, int64_t place) {
+INLINE bool find_bfloat_steps(const uint16_t *rows, int64_t n, channel_steps *own, int64_t place) {
     static const uint16_t masks[32] = {[0 ... 15] = 0xffff};
     const __m256i last = load_words(masks + 16 - n % 16);
     const __m128 most = largest_sizes(rows, n, last), fifteen = _mm_set1_ps(MOST_STEPS);
     const __m128 one = _mm_div_ps(most, fifteen);
     float per_unit[BFLOAT_ROWS];
     _mm_storeu_ps(per_unit, _mm_and_ps(_mm_div_ps(fifteen, most), _mm_cmpgt_ps(most, _mm_setzero_ps())));
-    _mm_storeu_ps(steps.units + place, one);
+    _mm_storeu_ps(own->units + place, one);
     if (_mm_movemask_ps(_mm_cmplt_ps(one, _mm_set1_ps(INFINITY))) != 15) return false;
     if (!_mm_testz_si128(_mm_castps_si128(one), _mm_set1_epi32(0xfff))) return false; /* 12 bits at most */
     __m256i differ = _mm256_setzero_si256();
     for (int j = 0; j < BFLOAT_ROWS; j++, rows += n) {
-        const __m256 unit = _mm256_broadcast_ss(steps.units + place + j), inverse = _mm256_broadcast_ss(per_unit + j);
-        uint16_t *at = steps.at[place + j];
+        const __m256 unit = _mm256_broadcast_ss(own->units + place + j), inverse = _mm256_broadcast_ss(per_unit + j);
+        uint16_t *at = own->at[place + j];
         int64_t g = 0;
         for (; g + 16 <= n; g += 16) store_words(at + g, sixteen_steps(load_words(rows + g), unit, inverse, &differ));
         if (g == n) continue;
@@ -59,56 +59,58 @@ INLINE bool find_bfloat_steps(const uint16_t *rows, int64_t n, int64_t place) {
     return _mm256_testz_si256(differ, differ);
 }
 /* The same where four rows are not there, or nothing behind them may be read. */
-NOINLINE bool find_last_bfloat_steps(const uint16_t *scales, int64_t n, int64_t place, int64_t rows) {
-    uint16_t own[BFLOAT_ROWS * MOST_STEPPED_GROUPS + 16];
-    memcpy(own, scales, rows * n * sizeof *own);
-    memset(own + rows * n, 0, ((BFLOAT_ROWS - rows) * n + 16) * sizeof *own);
-    return find_bfloat_steps(own, n, place);
+NOINLINE bool find_last_bfloat_steps(const uint16_t *scales, int64_t n, channel_steps *own, int64_t place,
+                                     int64_t rows) {
+    uint16_t room[BFLOAT_ROWS * MOST_STEPPED_GROUPS + 16];
+    memcpy(room, scales, rows * n * sizeof *room);
+    memset(room + rows * n, 0, ((BFLOAT_ROWS - rows) * n + 16) * sizeof *room);
+    return find_bfloat_steps(room, n, own, place);
 }
 /* The same where rows have their steps apart, as bytes. */
-INLINE bool find_kept_steps(const linear *l, int64_t column, int64_t channels) {
+INLINE bool find_kept_steps(const linear *l, channel_steps *own, int64_t column, int64_t channels) {
     static const uint8_t masks[32] = {[0 ... 15] = 0xff};
     const int64_t n = l->num_groups, whole = n / 16 * 16;
-    const int8_t *own = l->numbers.sub_scale + column * n, *end = l->numbers.sub_scale + l->out_features * n;
+    const int8_t *kept = l->numbers.sub_scale + column * n, *end = l->numbers.sub_scale + l->out_features * n;
     const __m128i last = _mm_loadu_si128((const __m128i *)(masks + 16 - n % 16)), most = _mm_set1_epi8(MOST_STEPS);
     __m128i over = _mm_setzero_si128();
-    for (int64_t i = 0; i < channels; i++, own += n) {
+    for (int64_t i = 0; i < channels; i++, kept += n) {
         int64_t g = 0;
         for (; g < whole; g += 16) {
-            const __m128i some = _mm_loadu_si128((const __m128i *)(own + g));
+            const __m128i some = _mm_loadu_si128((const __m128i *)(kept + g));
             over = _mm_or_si128(over, _mm_subs_epu8(_mm_abs_epi8(some), most));
-            store_words(steps.at[i] + g, _mm256_cvtepi8_epi16(some));
+            store_words(own->at[i] + g, _mm256_cvtepi8_epi16(some));
         }
         if (g == n) continue;
         int8_t room[16];
-        const int8_t *from = own + g;
+        const int8_t *from = kept + g;
         if (end - from < 16) from = memcpy(room, from, n - g); /* nothing behind the matrix may be read */
         const __m128i some = _mm_and_si128(_mm_loadu_si128((const __m128i *)from), last);
         over = _mm_or_si128(over, _mm_subs_epu8(_mm_abs_epi8(some), most));
-        store_words(steps.at[i] + g, _mm256_cvtepi8_epi16(some));
+        store_words(own->at[i] + g, _mm256_cvtepi8_epi16(some));
     }
     bool have = _mm_testz_si128(over, over);
-    widen(l->numbers.scale, l->numbers.dtype, column, channels, steps.units);
-    for (int64_t i = 0; i < channels; i++) have &= is_unit(steps.units[i]);
+    widen(l->numbers.scale, l->numbers.dtype, column, channels, own->units);
+    for (int64_t i = 0; i < channels; i++) have &= is_unit(own->units[i]);
     return have;
 }
 
 INLINE bool find_panel_steps(const linear *l, int64_t column, int64_t channels) {
-    if (is_one_block(l)) return find_kept_steps(l, column, channels);
+    channel_steps *own = own_steps();
+    if (is_one_block(l)) return find_kept_steps(l, own, column, channels);
     const int64_t n = l->num_groups, readable = (l->out_features - column) * n;
     const uint16_t *scales = (const uint16_t *)l->numbers.scale + column * n; /* of bfloat16 */
     bool have = true;
     if (l->numbers.dtype == 2) {
         for (int64_t i = 0; have && i < channels; i += BFLOAT_ROWS) {
             const bool is_safe = i + BFLOAT_ROWS <= channels && readable >= (i + BFLOAT_ROWS) * n + 15;
-            if (is_safe) have = find_bfloat_steps(scales + i * n, n, i);
-            else have = find_last_bfloat_steps(scales + i * n, n, i, MIN(BFLOAT_ROWS, channels - i));
+            if (is_safe) have = find_bfloat_steps(scales + i * n, n, own, i);
+            else have = find_last_bfloat_steps(scales + i * n, n, own, i, MIN(BFLOAT_ROWS, channels - i));
         }
         return have;
     }
     for (int64_t i = 0; have && i < channels; i++) {
-        have = find_steps_as(l, column + i, steps.at[i], &steps.units[i], false);
-        memset(steps.at[i] + n, 0, 15 * sizeof **steps.at);
+        have = find_steps_as(l, column + i, own->at[i], &own->units[i], false);
+        memset(own->at[i] + n, 0, 15 * sizeof **own->at);
     }
     return have;
 }
@@ -122,8 +124,24 @@ INLINE __m256i step_words(const uint16_t *at, const int64_t size) {
     return _mm256_shuffle_epi8(_mm256_set1_epi32(two), _mm256_set_epi64x(second, second, first, first));
 }
 
-/* A token i by a channel j: sums of lo and of hi, each group's times its step. */
+/* Some channels by some tokens, four pairs of them, whose sums are computed at once. */
+typedef struct {
+    const int8_t *x, *w; /* from group g on; tokens are `row_bytes` apart, and channels `stride` (0: one, again) */
+    int64_t row_bytes, stride;
+    const uint16_t *at;        /* all steps of the channels, PLACES apart */
+    const int16_t *zero_parts; /* of the tokens, in twos of PLACES: see find_zero_parts() */
+    int64_t g, g_end, num_groups;
+} stepped_pairs;
+
+/* A token i by a channel j: sums of lo and of hi, each group's times its step. They begin with what makes the unsigned
+ * codes signed, the steps times SIGNED_CODES (a shift) times the parts of the activations' sums. */
 #define CLEAR_STEPPED(i, j) __m256i lo##i##j = {}, hi##i##j = {};
+#define BEGIN_STEPPED(i, j)                                                                        \
+    {                                                                                              \
+        const int16_t *own = zero_parts + 2 * i * PLACES + h;                                      \
+        lo##i##j = _mm256_add_epi32(lo##i##j, _mm256_madd_epi16(eight, load_words(own)));          \
+        if (is_split) hi##i##j = _mm256_add_epi32(hi##i##j, _mm256_madd_epi16(eight, load_words(own + PLACES))); \
+    }
 #define MULTIPLY_STEPPED(i, j)                                                                     \
     {                                                                                              \
         const int8_t *own = x + i * row_bytes;                                                     \
@@ -138,53 +156,66 @@ INLINE __m256i step_words(const uint16_t *at, const int64_t size) {
             INTEGERS_IN_REGISTER(hi##i##j);                                                        \
         }                                                                                          \
     }
-INLINE int64_t sum_of_lanes(__m256i v) {
-    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
-}
-#define ADD_STEPPED(i, j) sums[j][i] += sum_of_lanes(lo##i##j) + (is_split ? 256 * sum_of_lanes(hi##i##j) : 0);
 #define TOKENS_4(DO, j) TOKENS_3(DO, j) DO(3, j)
 #define CHANNELS_1(DO, R) DO(R, 0)
 #define CHANNELS_2(DO, R) DO(R, 0) DO(R, 1)
 #define CHANNELS_4(DO, R) CHANNELS_2(DO, R) DO(R, 2) DO(R, 3)
 #define CLEAR_CHANNEL(R, j) TOKENS_##R(CLEAR_STEPPED, j)
+#define BEGIN_CHANNEL(R, j)                                                                        \
+    {                                                                                              \
+        const __m256i eight = _mm256_slli_epi16(load_words(at + j * apart + h), SIGNED_BITS);      \
+        TOKENS_##R(BEGIN_STEPPED, j)                                                               \
+    }
 #define STEPPED_CHANNEL(R, j)                                                                      \
     {                                                                                              \
         const int8_t *codes = w + j * stride;                                                      \
         const code_bytes first = code_bytes_at(codes), second = code_bytes_at(codes + (size == 128 ? 32 : 0)); \
-        const __m256i step = step_words(at + (stride ? j * PLACES : 0) + g, size);                 \
+        const __m256i step = step_words(at + j * apart + g, size);                                 \
         TOKENS_##R(MULTIPLY_STEPPED, j)                                                            \
     }
-#define ADD_CHANNEL(R, j) TOKENS_##R(ADD_STEPPED, j)
+/* The sums of four pairs: the tokens of a channel, and those of the next one. */
+#define FOUR_OF_1(v) add_lanes(v##00, v##01, v##02, v##03)
+#define FOUR_OF_2(v) add_lanes(v##00, v##10, v##01, v##11)
+#define FOUR_OF_3(v) add_lanes(v##00, v##10, v##20, v##20)
+#define FOUR_OF_4(v) add_lanes(v##00, v##10, v##20, v##30)
 
-/* fetch_codes() of the same bytes of each row: where rows are met in parts, the next lines are not those of the next
- * rows. */
-INLINE void fetch_rows(code_fetch fetch, int rows, int64_t stride, int64_t from, int64_t bytes) {
-    if (from % 64 == 0 || bytes == 64)
-        for (int j = 0; j < rows; j++) fetch_codes(fetch, j * stride + from, 64);
+/* What is fetched while `channels` are multiplied: the next ones, or where rows are met in parts, the same bytes of
+ * each of some later rows. */
+INLINE code_fetch next_pairs(const stepped_pairs *p, int64_t channels) {
+    if (channels > 1) return next_codes(p->w, channels, p->stride);
+    const int64_t ahead = p->stride ? MAX(2, NEAR_BYTES / p->stride) * p->stride : 0;
+    return (code_fetch){tuning.prefetch_bytes_int4 ? p->w + ahead : NULL, true};
+}
+INLINE void fetch_pairs(code_fetch fetch, int channels, int64_t stride, int64_t from, int64_t bytes) {
+    if (channels == 4) fetch_codes(fetch, channels * from, channels * bytes); /* one token meets whole rows */
+    else if (from % 64 == 0 || bytes == 64)
+        for (int j = 0; j < channels; j++) fetch_codes(fetch, j * stride + from, 64);
 }
 
-/* R tokens by C channels, `stride` bytes apart, whose steps are from `at` on: the groups from g to g_end. A stride of 0
- * means the same channel C times. */
-typedef void (*stepped_fn)(const int8_t *x, int64_t row_bytes, const int8_t *w, int64_t stride, const uint16_t *at,
-                           int64_t g, int64_t g_end, int64_t (*sums)[STEPPED_TOKENS]);
+/* R tokens by C channels. The sums of the groups from g to g_end, exact in double, are added to `sums`, which those of
+ * the first group begin. */
+typedef void (*stepped_fn)(const stepped_pairs *p, vec4 *sums);
 #define DEFINE_STEPPED(R, C, of_size, of_split)                                                    \
-    NOINLINE void stepped_##R##_##of_size##_##of_split(const int8_t *x, int64_t row_bytes,         \
-                                                       const int8_t *w, int64_t stride,            \
-                                                       const uint16_t *at, int64_t g, int64_t g_end, \
-                                                       int64_t (*sums)[STEPPED_TOKENS]) {          \
+    NOINLINE void stepped_##R##_##of_size##_##of_split(const stepped_pairs *p, vec4 *sums) {       \
         enum { size = of_size, is_split = of_split };                                              \
         const int64_t x_block = is_split ? 2 * BYTE_BLOCK : BYTE_BLOCK, at_once = size == 32 ? 2 : 1; \
-        const int64_t bytes = at_once * size / 2;                                                  \
-        const code_fetch fetch = next_codes(w, C, stride);                                         \
+        const int64_t bytes = at_once * size / 2, stride = p->stride, row_bytes = p->row_bytes;    \
+        const int64_t apart = stride ? PLACES : 0, g_end = p->g_end;                               \
+        const int8_t *x = p->x, *w = p->w;                                                         \
+        const uint16_t *at = p->at;                                                                \
+        const code_fetch fetch = next_pairs(p, C);                                                 \
         CHANNELS_##C(CLEAR_CHANNEL, R)                                                             \
-        for (int64_t k = 0; g < g_end; g += at_once, k += bytes, w += bytes, x += bytes * x_block / 32) { \
-            if (R == 2) fetch_rows(fetch, C, stride, k, bytes);                                    \
-            else fetch_codes(fetch, C * k, C * bytes);                                             \
+        if (p->g == 0) {                                                                           \
+            const int16_t *zero_parts = p->zero_parts;                                             \
+            for (int64_t h = 0; h < p->num_groups; h += 16) { CHANNELS_##C(BEGIN_CHANNEL, R) }     \
+        }                                                                                          \
+        for (int64_t g = p->g, k = 0; g < g_end; g += at_once, k += bytes, w += bytes, x += bytes * x_block / 32) { \
+            fetch_pairs(fetch, C, stride, k, bytes);                                               \
             CHANNELS_##C(STEPPED_CHANNEL, R)                                                       \
         }                                                                                          \
-        CHANNELS_##C(ADD_CHANNEL, R)                                                               \
+        vec4 part = (vec4)_mm256_cvtepi32_pd(FOUR_OF_##R(lo));                                     \
+        if (is_split) part += 256.0 * (vec4)_mm256_cvtepi32_pd(FOUR_OF_##R(hi));                   \
+        *sums = p->g == 0 ? part : *sums + part;                                                   \
     }
 #define DEFINE_STEPPED_OF(R, C)                                                                    \
     DEFINE_STEPPED(R, C, 32, 0) DEFINE_STEPPED(R, C, 32, 1) DEFINE_STEPPED(R, C, 64, 0)            \
@@ -199,61 +230,52 @@ DEFINE_STEPPED_OF(4, 1)
 static const stepped_fn stepped_tiles[STEPPED_TOKENS][3][2] = {STEPPED_OF(1), STEPPED_OF(2), STEPPED_OF(3),
                                                                STEPPED_OF(4)};
 
-/* The lower 12 bits of a token's corrections and the others, as 16-bit integers. */
-static _Thread_local struct {
-    int16_t low[PLACES], high[PLACES];
-} correction_bits;
+/* Of some tokens, what SIGNED_CODES * step is multiplied by for each group: the negative sum of its activations, in
+ * parts that fit 16 bits, low + 256 high (of 8-bit activations, low alone). */
+static _Thread_local int16_t zero_parts[STEPPED_TOKENS][2][PLACES];
 /* With zeros up to a multiple of 16. */
-INLINE void part_corrections(const int32_t *restrict corrections, int64_t n, int16_t *restrict low,
-                             int16_t *restrict high) {
-    for (int64_t g = 0; g < n; g++) low[g] = corrections[g] & 4095, high[g] = (int16_t)(corrections[g] >> 12);
-    memset(low + n, 0, 30), memset(high + n, 0, 30);
-}
-/* What a token's corrections add to a channel's sum: they times the steps. */
-INLINE int64_t stepped_correction(const uint16_t *at, const int16_t *low, const int16_t *high, int64_t n) {
-    __m256i of_low = _mm256_setzero_si256(), of_high = of_low;
-    for (int64_t g = 0; g < n; g += 16) {
-        const __m256i of = load_words(at + g);
-        of_low = _mm256_add_epi32(of_low, _mm256_madd_epi16(of, load_words(low + g)));
-        of_high = _mm256_add_epi32(of_high, _mm256_madd_epi16(of, load_words(high + g)));
+INLINE void find_zero_parts(const activations *a, int64_t token, int16_t *restrict low, int16_t *restrict high) {
+    const int64_t n = a->num_groups;
+    const int32_t *corrections = a->corrections + token * n, mask = a->is_split ? 255 : -1;
+    for (int64_t g = 0; g < n; g++) {
+        const int32_t sum = corrections[g] >> SIGNED_BITS;
+        low[g] = (int16_t)(sum & mask), high[g] = (int16_t)(sum >> 8);
     }
-    return sum_of_lanes(of_low) + 4096 * sum_of_lanes(of_high);
+    memset(low + n, 0, 30), memset(high + n, 0, 30);
 }
 
 /* Some tokens by channels whose steps have been found. */
 static void stepped_tokens(const linear *l, int64_t token, int tokens, int64_t column, int64_t channels) {
     const activations *a = l->a;
-    const int64_t n = l->num_groups, in_row = 2 * a->padded, at_once = STEPPED_TOKENS / tokens;
+    const int64_t n = l->num_groups, at_once = STEPPED_TOKENS / tokens, per_channel = STEPPED_TOKENS / at_once;
     const int64_t groups = tokens == 1 ? n : STEPPED_BYTES / (2 * tokens) / 128 * 128 / a->group_size;
     const int8_t *w = l->qweight + column * l->row_bytes, *x = bytes_of_token(a, token);
     const stepped_fn add = stepped_tiles[tokens - 1][a->group_size / 64][a->is_split];
-    const uint16_t *at = steps.at[0];
-    const float *units = steps.units;
-    int16_t *low = correction_bits.low, *high = correction_bits.high;
-    /* Where memory of the thread lies is the result of a function, which saves no vectors. GCC would call it for each
-     * channel, but it does not know where these pointers are from. */
-    __asm__("" : "+r"(at), "+r"(units), "+r"(low), "+r"(high));
-    int64_t sums[STEPPED_CHANNELS][STEPPED_TOKENS];
-    memset(sums, 0, channels * sizeof *sums);
-    for (int64_t g = 0, g_end; g < n; g = g_end) {
-        const int64_t k = g * a->group_size, whole = channels - channels % at_once;
-        const int8_t *own = x + (a->is_split ? 2 * k : k);
-        g_end = MIN(g + groups, n);
-        for (int64_t c = 0; c < whole; c += at_once)
-            add(own, in_row, w + c * l->row_bytes + k / 2, l->row_bytes, at + c * PLACES, g, g_end, sums + c);
-        for (int64_t c = whole; c < channels; c++) { /* in place of others, the same weights again */
-            int64_t one[CHANNELS][STEPPED_TOKENS] = {{0}};
-            add(own, in_row, w + c * l->row_bytes + k / 2, 0, at + c * PLACES, g, g_end, one);
-            for (int i = 0; i < tokens; i++) sums[c][i] += one[0][i];
+    const channel_steps *own = own_steps();
+    int16_t *parts = zero_parts[0][0];
+    __asm__("" : "+r"(parts)); /* as in own_steps() */
+    for (int i = 0; i < tokens; i++)
+        find_zero_parts(a, token + i, parts + 2 * i * PLACES, parts + (2 * i + 1) * PLACES);
+    /* Channels that fill no tile have one each, where the same channel takes the others' places. */
+    const int64_t whole = channels - channels % at_once;
+    vec4 sums[STEPPED_CHANNELS + STEPPED_TOKENS - 1];
+    stepped_pairs p = {.row_bytes = 2 * a->padded, .zero_parts = parts, .num_groups = n};
+    for (; p.g < n; p.g = p.g_end) {
+        const int64_t k = p.g * a->group_size;
+        vec4 *sum = sums;
+        p.g_end = MIN(p.g + groups, n), p.x = x + (a->is_split ? 2 * k : k);
+        for (int64_t c = 0; c < channels; c += c < whole ? at_once : 1) {
+            p.w = w + c * l->row_bytes + k / 2, p.at = own->at[c], p.stride = c < whole ? l->row_bytes : 0;
+            add(&p, sum++);
         }
     }
+    const double *each = (const double *)sums;
     for (int i = 0; i < tokens; i++) {
         float *y = l->y + (token + i) * l->out_features + column;
-        const float token_scale = a->token_scales[token + i];
-        part_corrections(a->corrections + (token + i) * n, n, low, high);
+        const double token_scale = a->token_scales[token + i];
         for (int64_t c = 0; c < channels; c++) {
-            const int64_t sum = sums[c][i] + stepped_correction(at + c * PLACES, low, high, n);
-            y[c] = scaled(sum, token_scale, units[c]);
+            const int64_t at = c < whole ? c * per_channel : (whole / at_once + c - whole) * STEPPED_TOKENS;
+            y[c] = (float)(each[at + i] * (token_scale * (double)own->units[c]));
             if (l->bias) y[c] += l->bias[column + c];
         }
     }
@@ -261,9 +283,11 @@ static void stepped_tokens(const linear *l, int64_t token, int tokens, int64_t c
 
 /* At most STEPPED_CHANNELS channels. False: some of them have no steps, and nothing is computed. */
 static bool stepped_panel(const linear *l, int64_t column, int64_t channels) {
-    const int64_t num_tokens = l->a->num_tokens;
+    const int64_t num_tokens = l->a->num_tokens, tiles = (num_tokens + STEPPED_TOKENS - 1) / STEPPED_TOKENS;
     if (!find_panel_steps(l, column, channels)) return false;
-    for (int64_t t = 0; t < num_tokens; t += STEPPED_TOKENS)
-        stepped_tokens(l, t, (int)MIN(STEPPED_TOKENS, num_tokens - t), column, channels);
+    for (int64_t i = 0, t = 0, end; i < tiles; i++, t = end) {
+        end = (i + 1) * num_tokens / tiles;
+        stepped_tokens(l, t, (int)(end - t), column, channels);
+    }
     return true;
 }

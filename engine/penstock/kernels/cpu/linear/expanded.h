@@ -4,8 +4,12 @@
 
 /* With fewer tokens, the codes' own kernels are faster (those of AVX2: codes_stepped.h). The expanded channels stay
  * in the L2 cache, beside activations: with AVX2, 16 channels at once, a panel (panel_avx2.h), are faster than 64. */
-enum { STEPS_FROM_TOKENS = HAS_CODE_BYTES ? 5 : 4 };
-#if HAS_CODE_BYTES && !defined(__AVX512BW__)
+#if HAS_CODE_BYTES
+enum { STEPS_FROM_TOKENS = STEPPED_AS_BYTES + 1 };
+#else
+enum { STEPS_FROM_TOKENS = 4 };
+#endif
+#if HAS_PANELS
 enum { EXPANDED_CHANNELS = 16 };
 #else
 enum { EXPANDED_CHANNELS = STEPPED_CHANNELS };
@@ -32,26 +36,27 @@ INLINE void expand_32(const int8_t *codes, const uint8_t *table, int8_t *restric
 }
 
 /* A channel, whose groups have multiples of 32 inputs. */
-INLINE void expand_channel(const linear *l, int64_t column, int8_t *to) {
+INLINE void expand_channel(const linear *l, const channel_steps *own, int64_t column, int8_t *to) {
     const int8_t *codes = l->qweight + column * l->row_bytes;
-    const uint16_t *at = steps.at[column % STEPPED_CHANNELS];
+    const uint16_t *at = own->at[column % STEPPED_CHANNELS];
     for (int64_t g = 0, size = l->a->in_features / l->num_groups; g < l->num_groups; g++)
         for (int64_t k = 0; k < size; k += 32, codes += 16, to += 32) expand_32(codes, stepped_codes[0] + at[g], to);
 }
 
 /* The channels from `column` on, whose steps have been found. Returns where the computed ones end. */
 static int64_t stepped_channels(const linear *l, int64_t column, int64_t column_end) {
+    const channel_steps *own = own_steps();
     const int64_t width = l->a->in_features; /* tiles have two or four channels */
     const int64_t at_once = MIN(EXPANDED_CHANNELS, EXPANDED_BYTES / width / 4 * 4);
     for (int64_t stop; column < column_end; column = stop) {
         stop = MIN(column + at_once, column_end);
         linear some = *l;
         some.kind = INT8, some.shift = 0, some.row_bytes = width, some.num_groups = 1;
-        some.qweight = expanded, some.scale = steps.units + column % STEPPED_CHANNELS;
+        some.qweight = expanded, some.scale = own->units + column % STEPPED_CHANNELS;
         some.y = l->y + column, some.bias = l->bias ? l->bias + column : NULL;
         some.columns_per_task = INT64_MAX;
         some.after = l->qweight + stop * l->row_bytes, some.after_bytes = l->row_bytes;
-        for (int64_t c = column; c < stop; c++) expand_channel(l, c, expanded + (c - column) * width);
+        for (int64_t c = column; c < stop; c++) expand_channel(l, own, c, expanded + (c - column) * width);
         linear_rest(&some, linear_fast(&some, 0, stop - column), stop - column);
     }
     return column_end;

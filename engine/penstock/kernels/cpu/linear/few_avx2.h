@@ -73,25 +73,42 @@ DEFINE_FEW(4)
 DEFINE_FEW(5)
 DEFINE_FEW(6)
 
+/* Writes the results of up to four tokens by two channels, whose sums are given. */
+INLINE void store_few(const linear *l, int64_t token, int64_t tokens, int64_t column, const double *first,
+                      const double *second) {
+    const __m128i there = _mm_cmpgt_epi32(_mm_set1_epi32((int)tokens), _mm_setr_epi32(0, 1, 2, 3));
+    const __m256d of_tokens = _mm256_cvtps_pd(_mm_maskload_ps(l->a->token_scales + token, there));
+    const __m256d scale = _mm256_set1_pd(l->scale[column]), next_scale = _mm256_set1_pd(l->scale[column + 1]);
+    __m128 own = _mm256_cvtpd_ps(_mm256_mul_pd(_mm256_loadu_pd(first), _mm256_mul_pd(of_tokens, scale)));
+    __m128 next = _mm256_cvtpd_ps(_mm256_mul_pd(_mm256_loadu_pd(second), _mm256_mul_pd(of_tokens, next_scale)));
+    if (l->bias) {
+        own = _mm_add_ps(own, _mm_set1_ps(l->bias[column]));
+        next = _mm_add_ps(next, _mm_set1_ps(l->bias[column + 1]));
+    }
+    const __m128 two = _mm_unpacklo_ps(own, next), others = _mm_unpackhi_ps(own, next);
+    float *y = l->y + token * l->out_features + column;
+    _mm_storel_pi((__m64 *)y, two);
+    if (tokens > 1) _mm_storeh_pi((__m64 *)(y + l->out_features), two);
+    if (tokens > 2) _mm_storel_pi((__m64 *)(y + 2 * l->out_features), others);
+    if (tokens > 3) _mm_storeh_pi((__m64 *)(y + 3 * l->out_features), others);
+}
+
 /* Some tokens by two channels. */
 static void few_tile(const linear *l, int64_t token, int64_t tokens, int64_t column, row_fetch *next) {
     static const few_fn tiles[] = {few_3, few_4, few_5, few_6};
+    enum { WHOLE = FEW_CHANNELS * FEW_ROWS / 4 }; /* a vector more is read */
     const activations *a = l->a;
-    vec4 totals[FEW_CHANNELS * FEW_ROWS / 4];
-    for (int i = 0; i < FEW_CHANNELS * FEW_ROWS / 4; i++) totals[i] = (vec4){}; /* "= {}" becomes a slow `rep stos` */
+    vec4 totals[WHOLE + 1];
+    for (int i = 0; i <= WHOLE; i++) totals[i] = (vec4){}; /* "= {}" becomes a slow `rep stos` */
     for (int64_t k = 0, stop; k < a->in_features; k = stop) {
         stop = MIN(k + MAX_INPUTS, a->in_features);
         tiles[tokens - FEW_LEAST](a->rows + token * a->padded + k, a->padded, l->qweight + column * l->row_bytes + k,
                                   l->row_bytes, stop - k, next, totals);
         next->at += stop - k;
     }
-    for (int j = 0; j < FEW_CHANNELS; j++, column++)
-        for (int64_t i = 0; i < tokens; i++) {
-            const int64_t at = j * tokens + i;
-            const double scale = (double)a->token_scales[token + i] * (double)l->scale[column];
-            const float y = (float)(totals[at / 4][at % 4] * scale);
-            l->y[(token + i) * l->out_features + column] = l->bias ? y + l->bias[column] : y;
-        }
+    const double *sums = (const double *)totals;
+    for (int64_t i = 0; i < tokens; i += 4)
+        store_few(l, token + i, MIN(4, tokens - i), column, sums + i, sums + tokens + i);
 }
 
 static bool takes_few_rows(const linear *l) {

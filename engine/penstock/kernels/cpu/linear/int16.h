@@ -194,7 +194,7 @@ static int64_t one_token(const linear *l, int64_t column, int64_t column_end) {
 #include "codes_avx2.h"
 #include "codes_bytes.h"
 #include "planes_avx2.h"
-#if !defined(__AVX512BW__)
+#if HAS_PANELS
 #include "few_avx2.h"
 #include "panel_avx2.h"
 #endif
@@ -213,7 +213,7 @@ static int64_t linear_fast(const linear *l, int64_t column, int64_t column_end) 
 #if defined(__AVX2__)
     if (a->in_bytes) return linear_bytes(l, column, column_end);
 #endif
-#if defined(__AVX2__) && !defined(__AVX512BW__)
+#if HAS_PANELS
     if (takes_few_rows(l)) return linear_few_rows(l, column, column_end);
     if (a->num_tokens >= PANEL_FROM_TOKENS) return linear_panels(l, column, column_end);
 #endif

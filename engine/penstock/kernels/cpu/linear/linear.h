@@ -17,6 +17,11 @@
 #define HAS_PLANE_WORDS 0
 #endif
 #define HAS_CODE_BYTES HAS_PLANE_WORDS /* codes_bytes.h */
+#if HAS_CODE_BYTES && !defined(__AVX512BW__)
+#define HAS_PANELS 1 /* panel_avx2.h */
+#else
+#define HAS_PANELS 0
+#endif
 #if HAS_VNNI || HAS_DOTS
 #define HAS_BYTES 1
 typedef int8_t integer;

@@ -156,7 +156,7 @@ NOINLINE void pack_planes(const linear *l, const int8_t *w, int channels, int64_
             for (int i = 0; i < there; i++) join_weights(l, column + c + i, first + k, some, room[i]);
             for (int64_t half = 0; half < some; half += 64)
                 pack_square(room[0] + half, 128, there, first_bytes(some - half),
-                            panel.weights + PANEL * (k + half) + 4 * c, table_of(l), 0, NULL, 0, INT8);
+                            panel.weights + PANEL * (k + half) + 4 * c, table_of(l), 0, NULL, 0, 0, INT8);
         }
     }
 }

@@ -21,6 +21,12 @@ INLINE bool joins_words(const linear *l, int64_t num_tokens, int64_t in_features
     return HAS_PLANE_WORDS && num_tokens == 1 && has_blocks;
 }
 
+/* What is added to rows of `padded` activations of 16 bits. Rows that are a multiple of 4 KB apart would take each
+ * other's place in the L1 cache when the tiles of a panel meet them. */
+INLINE int64_t row_padding(int64_t padded, int64_t num_tokens) {
+    return HAS_PANELS && num_tokens >= 64 && padded % 2048 == 0 ? 64 : 0;
+}
+
 /* Decides how the activations `a` of a product lie, from `scratch` on. `x`, its stride and its order are set already.
  * Returns where they end. */
 static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t in_features, int32_t offset,
@@ -48,7 +54,8 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     const bool has_halves = by_factors || (l->lower && l->num_groups == 1);
     const bool is_halved = in_tiles ? in_amx && l->kind != INT8 : HAS_VNNI && has_halves && num_tokens == 1;
     const bool has_blocks = is_halved && by_factors; /* the last block is filled up with zeros */
-    const int64_t padded = in_tiles || has_blocks ? (in_features + 127) / 128 * 128 : (in_features + 63) / 64 * 64;
+    const int64_t whole = in_tiles || has_blocks ? (in_features + 127) / 128 * 128 : (in_features + 63) / 64 * 64;
+    const int64_t padded = whole + row_padding(whole, num_tokens);
     const int64_t num_rows = in_tiles ? num_tiles_of(num_tokens, rows_per_token) * TILE : num_tokens * rows_per_token;
     a->num_tokens = num_tokens, a->in_features = in_features, a->padded = padded;
     a->group_size = sums_groups ? size : in_features, a->num_groups = sums_groups ? l->num_groups : 1;

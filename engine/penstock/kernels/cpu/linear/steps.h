@@ -10,15 +10,23 @@
  * then it can come from any file, and whether they are steps is seen from them, row after row. */
 #pragma once
 
-enum { SIGNED_CODES = 8, MOST_STEPS = 15, STEPPED_CHANNELS = 64 };
+enum { SIGNED_CODES = 8, SIGNED_BITS = 3, MOST_STEPS = 15, STEPPED_CHANNELS = 64 };
 /* Vectors write up to 31 places beyond the last group. */
 enum { MOST_STEPPED_GROUPS = 1024, PLACES = MOST_STEPPED_GROUPS + 32 };
 
 /* Of the channels that a thread computes, each at its number modulo STEPPED_CHANNELS. */
-static _Thread_local struct {
+typedef struct {
     float units[STEPPED_CHANNELS];
     uint16_t at[STEPPED_CHANNELS][PLACES]; /* where each step's row of stepped_codes begins */
-} steps;
+} channel_steps;
+static _Thread_local channel_steps steps;
+/* They lie where a function says, which saves no vectors. GCC would call it for each channel of a loop, but it does not
+ * know where this pointer is from. */
+INLINE channel_steps *own_steps(void) {
+    channel_steps *own = &steps;
+    __asm__("" : "+r"(own));
+    return own;
+}
 
 /* The integers of the sixteen codes, times each step from -15 on; where a kernel looks them up, made unsigned. */
 enum { STEPPED_OFFSET = HAS_VNNI ? WEIGHT_OFFSET : 0 };
@@ -195,10 +203,11 @@ static bool seems_stepped(const linear *l) {
 
 /* The steps of `count` channels, column, column + apart, ..., at the places from `place` on. False: some have none. */
 INLINE bool find_far_steps(const linear *l, int64_t column, int64_t apart, int count, int place) {
+    channel_steps *own = own_steps();
     bool have = true;
     for (int i = place; i < place + count; i++, column += apart)
-        have = find_steps(l, column, steps.at[i], &steps.units[i]) && have;
+        have = find_steps(l, column, own->at[i], &own->units[i]) && have;
     /* Places in a table have to exist, also of channels that don't count. */
-    if (!have) memset(steps.at[place], 0, count * sizeof *steps.at);
+    if (!have) memset(own->at[place], 0, count * sizeof *own->at);
     return have;
 }

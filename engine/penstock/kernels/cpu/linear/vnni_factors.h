@@ -68,9 +68,9 @@ static bool seems_shifted(const linear *l, int64_t in_features) {
     return true;
 }
 
-INLINE bool find_factors(const linear *l, int64_t column, int place, const int most) {
-    uint16_t *at = steps.at[place];
-    float *unit = steps.units + place;
+INLINE bool find_factors(const linear *l, channel_steps *own, int64_t column, int place, const int most) {
+    uint16_t *at = own->at[place];
+    float *unit = own->units + place;
     return l->kind == INT4_SHIFTS ? find_shifts(l, column, most, at, unit) : find_steps_as(l, column, at, unit, false);
 }
 
@@ -111,17 +111,17 @@ INLINE __m256d sum_quarters(__m512i v) {
 /* Four channels. Their codes follow each other in memory, and those that lie `prefetch` bytes behind them come to the
  * L2 cache meanwhile, in the order in which they lie: a processor follows such a stream by itself, and loses it where
  * the lines of four channels are asked for in turns. The activations are `halved`. */
-INLINE void four_by_factors(const linear *l, int64_t column, int place, const int rows, const int shift,
-                            const bool has_table) {
+INLINE void four_by_factors(const linear *l, channel_steps *own, int64_t column, int place, const int rows,
+                            const int shift, const bool has_table) {
     const activations *a = l->a;
     const int64_t whole = a->in_features / LANE_BLOCK * LANE_BLOCK, prefetch = tuning.prefetch_bytes_int4,
                   bytes = l->row_bytes;
     const int8_t *x = a->rows, *x2 = x + (rows - 1) * a->padded, *w0 = l->qweight + column * l->row_bytes;
     const int8_t *w1 = w0 + bytes, *w2 = w1 + bytes, *w3 = w2 + bytes;
-    const uint16_t *at0 = steps.at[place];
+    const uint16_t *at0 = own->at[place];
     const __m512i low = _mm512_set1_epi8(15), table = table_of(l), groups = lane_groups(shift);
     const __m512i(*corrections)[2] = lane_corrections;
-    __asm__("" : "+r"(corrections), "+r"(at0)); /* GCC would find the thread's memory anew in each round */
+    __asm__("" : "+r"(corrections)); /* GCC would find the thread's memory anew in each round */
     const uint16_t *at1 = at0 + PLACES, *at2 = at1 + PLACES, *at3 = at2 + PLACES;
     __m512i a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
     int64_t k = 0;
@@ -152,7 +152,7 @@ INLINE void four_by_factors(const linear *l, int64_t column, int place, const in
 #undef MULTIPLY_LANES
     __m256d exact = sum_quarters(sum4(a0, a1, a2, a3));
     if (rows > 1) exact = _mm256_fmadd_pd(exact, _mm256_set1_pd(256), sum_quarters(sum4(b0, b1, b2, b3)));
-    store_exact(l, column, 1, exact, steps.units + place);
+    store_exact(l, column, 1, exact, own->units + place);
 }
 
 /* A channel whose scales are anything: its groups are added in their order. */
@@ -192,12 +192,12 @@ NOINLINE void channel_in_order(const linear *l, int64_t column, int rows, bool h
 
 /* The factors of the next four channels are found beside the products of these. */
 enum { FETCHED_SCALES = 16 }; /* channels whose scales are fetched ahead */
-NOINLINE bool find_four_factors(const linear *l, int64_t column, int place, int most) {
+NOINLINE bool find_four_factors(const linear *l, channel_steps *own, int64_t column, int place, int most) {
     bool have = true;
-    for (int i = 0; i < 4; i++) have = find_factors(l, column + i, place + i, most) && have;
+    for (int i = 0; i < 4; i++) have = find_factors(l, own, column + i, place + i, most) && have;
     return have;
 }
-typedef void (*factors_fn)(const linear *l, int64_t column, int place);
+typedef void (*factors_fn)(const linear *l, channel_steps *own, int64_t column, int place);
 static void token_by_factors(const linear *l, int64_t column, int64_t column_end, factors_fn four, int rows) {
     const bool has_table = l->kind == INT4_SHIFTS;
     const group_numbers *n = &l->numbers;
@@ -207,13 +207,14 @@ static void token_by_factors(const linear *l, int64_t column, int64_t column_end
     scales += (column + FETCHED_SCALES) * scale_bytes;
     const int most = most_shift(l->a->in_features);
     correct_lanes(l->a, rows, has_table ? WEIGHT_OFFSET : SIGNED_CODES);
+    channel_steps *own = own_steps();
     int place = 0;
-    bool has_factors = column < end && find_four_factors(l, column, place, most);
+    bool has_factors = column < end && find_four_factors(l, own, column, place, most);
     for (; column < end; column += 4, place ^= 4, scales += 4 * scale_bytes) {
         const bool had_factors = has_factors;
         for (int64_t b = 0; b < 4 * scale_bytes; b += 64) _mm_prefetch(scales + b, _MM_HINT_T0);
-        if (column + 4 < end) has_factors = find_four_factors(l, column + 4, place ^ 4, most);
-        if (had_factors) four(l, column, place);
+        if (column + 4 < end) has_factors = find_four_factors(l, own, column + 4, place ^ 4, most);
+        if (had_factors) four(l, own, column, place);
         else
             for (int j = 0; j < 4; j++) channel_in_order(l, column + j, rows, has_table);
     }
@@ -223,8 +224,8 @@ static void token_by_factors(const linear *l, int64_t column, int64_t column_end
 /* A function for each size of groups, kind of codes and form of activations. It is called and not inlined, so that the
  * loop has all registers. */
 #define DEFINE_FACTORS(name, rows, shift, has_table)                                               \
-    NOINLINE void name(const linear *l, int64_t column, int place) {                               \
-        four_by_factors(l, column, place, rows, shift, has_table);                                 \
+    NOINLINE void name(const linear *l, channel_steps *own, int64_t column, int place) {       \
+        four_by_factors(l, own, column, place, rows, shift, has_table);                              \
     }
 #define DEFINE_FACTORS_OF(name, rows, has_table)                                                   \
     DEFINE_FACTORS(name##_32, rows, 5, has_table)                                                  \

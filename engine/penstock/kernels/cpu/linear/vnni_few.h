@@ -169,17 +169,18 @@ NOINLINE void expand_steps(const linear *l, int64_t column, const uint16_t *at, 
 
 /* The weights of a strip as INT8, where they lie otherwise. */
 NOINLINE void fill_few_room(const linear *l, int64_t column, int64_t k, int64_t inputs, int8_t (*room)[BLOCK_INPUTS]) {
+    const channel_steps *own = own_steps();
     for (int j = 0; j < CHANNELS; j++)
         if (l->lower) join_weights(l, column + j, k, inputs, room[j]);
-        else expand_steps(l, column + j, steps.at[j], k, inputs, room[j]);
+        else expand_steps(l, column + j, own->at[j], k, inputs, room[j]);
 }
 
 /* The scales of a strip, of its channels or of the groups in a block of inputs. */
 INLINE void load_strip_scales(strip *s, int64_t stop) {
     const linear *l = s->l;
     const int64_t n = l->a->num_groups, size = l->a->group_size;
-    for (int j = 0; j < CHANNELS; j++)
-        s->scales[j] = n > 1 ? 1 : l->kind == INT4_STEPS ? steps.units[j] : l->scale[s->column + j];
+    const float *scales = l->kind == INT4_STEPS ? own_steps()->units : l->scale + s->column;
+    for (int j = 0; j < CHANNELS; j++) s->scales[j] = n > 1 ? 1 : scales[j];
     for (int64_t g = s->first / size, i = 0; n > 1 && g * size < stop; g++, i++)
         for (int j = 0; j < CHANNELS; j++) s->group_scales[i][j] = l->scale[(s->column + j) * n + g];
 }

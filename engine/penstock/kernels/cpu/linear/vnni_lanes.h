@@ -133,11 +133,12 @@ INLINE int lane_channels(int tiles, int64_t left) {
 static _Thread_local int8_t lane_room[LANE_CHANNELS][LANE_INPUTS] __attribute__((aligned(64)));
 NOINLINE void fill_lane_room(const lane_strip *s, int64_t k, int64_t inputs) {
     const linear *l = s->l;
-    for (int j = 0; j < s->channels; j++) {
-        int8_t *to = lane_room[j];
+    const channel_steps *own = own_steps();
+    int8_t *to = lane_room[0];
+    for (int j = 0; j < s->channels; j++, to += LANE_INPUTS) {
         memset(to + inputs, 0, -inputs & 63);
         if (l->lower) join_weights(l, s->column + j, k, inputs, to);
-        else if (l->kind == INT4_STEPS) expand_steps(l, s->column + j, steps.at[j], k, inputs, to);
+        else if (l->kind == INT4_STEPS) expand_steps(l, s->column + j, own->at[j], k, inputs, to);
         else memcpy(to, l->qweight + (s->column + j) * l->row_bytes + k, inputs);
     }
 }

@@ -20,14 +20,14 @@ static _Thread_local struct {
     double scales[MAX_GROUPS][PANEL], minima[MAX_GROUPS][PANEL];
 } panel;
 
-/* 16 channels by 64 inputs (missing ones are zeros) as columns of a panel. */
+/* 16 channels, from the panel's channel c on, by 64 inputs (missing ones are zeros) as columns of a panel. */
 INLINE void pack_square(const int8_t *w, int64_t stride, int channels, __mmask64 inputs, int8_t *to, __m512i table,
-                        int64_t k, uint16_t (*at)[PLACES], int shift, const int kind) {
+                        int64_t k, const channel_steps *own, int c, int shift, const int kind) {
     __m512i r[16];
     for (int i = 0; i < 16; i++) {
         const __mmask64 mask = i < channels ? inputs : 0;
         /* Places of channels that are not there can be those of other products: steps themselves, say. */
-        r[i] = kind == INT4_STEPS ? stepped_at(w + i * stride, k, mask, i < channels ? at[i] : steps.at[0], shift)
+        r[i] = kind == INT4_STEPS ? stepped_at(w + i * stride, k, mask, own->at[i < channels ? c + i : 0], shift)
                                   : weights_at(w + i * stride, 0, mask, table, kind);
     }
     store_columns(r, to, 4 * PANEL);
@@ -41,16 +41,16 @@ INLINE void pack(const linear *l, const int8_t *w, int channels, int64_t first, 
     const __m512i table = table_of(l);
     const int64_t stride = l->row_bytes;
     const int shift = kind == INT4_STEPS ? group_shift(l) : 0;
+    const channel_steps *own = kind == INT4_STEPS ? own_steps() : NULL;
     for (int64_t k = 0; k < inputs; k += 64) {
         int8_t *to = panel.weights + PANEL * k;
         fetch_streams(next);
         for (int c = 0; c < PANEL; c += 16, to += 64) {
             const int8_t *from = w + c * stride + (kind == INT8 ? k : k / 2);
             const __mmask64 all = ~(__mmask64)0, some = inputs - k >= 64 ? all : ((__mmask64)1 << (inputs - k)) - 1;
-            uint16_t(*at)[PLACES] = steps.at + c;
             if (channels - c >= 16 && some == all)
-                pack_square(from, stride, 16, all, to, table, first + k, at, shift, kind);
-            else pack_square(from, stride, channels - c, some, to, table, first + k, at, shift, kind);
+                pack_square(from, stride, 16, all, to, table, first + k, own, c, shift, kind);
+            else pack_square(from, stride, channels - c, some, to, table, first + k, own, c, shift, kind);
         }
     }
 }
