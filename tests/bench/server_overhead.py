@@ -145,8 +145,8 @@ def _run(loop: asyncio.AbstractEventLoop, app: Any, port: Any) -> None:
     """As `penstock serve` runs uvicorn."""
     import uvicorn
 
+    from penstock_server.facade.loading import spare_the_collector
     from penstock_server.serving.listener import bind
-    from penstock_server.serving.serve import spare_the_collector
 
     spare_the_collector()
     listener = bind("127.0.0.1", 0)

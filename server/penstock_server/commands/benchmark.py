@@ -37,7 +37,7 @@ from penstock_server.facade.inside import (
     served_plan_of,
     snapshot_of,
 )
-from penstock_server.facade.loading import engine_config, find_folder
+from penstock_server.facade.loading import engine_config, find_folder, spare_the_collector
 from penstock_server.facade.machine import profile
 from penstock_server.facade.needs import estimated_plan
 from penstock_server.settings.settings import Settings
@@ -85,6 +85,7 @@ def run_bench(
     ) as engine:
         routing = draw_routing(engine, popularity, size, hardware)
         first_token_s = _first_token(engine, started)
+        spare_the_collector()  # as a server does
         if routing:
             _fill_slots(engine)
         steps = [_decode(engine, number) for number in sequences]

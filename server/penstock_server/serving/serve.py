@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import gc
 import json
 import logging
 import os
@@ -29,6 +28,7 @@ import uvicorn
 from penstock import can_chat
 from penstock.errors import ConfigError, EngineDead, EngineStopped
 from penstock_server.api.app import create_app
+from penstock_server.facade.loading import spare_the_collector
 from penstock_server.facade.model import ServedModel
 from penstock_server.facade.plan_table import served_plan_lines
 from penstock_server.middleware.draining import Drain
@@ -198,14 +198,6 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     await server.serve(sockets=[listener])
     if server.failure is not None:
         raise server.failure
-
-
-def spare_the_collector() -> None:
-    """Takes all present objects out of the reach of Python's garbage collector, since they live to the end.
-    The objects of torch and transformers are so many that looking at all of them stops the process for 0.3
-    s."""
-    gc.collect()
-    gc.freeze()
 
 
 def address(host: str, port: int, is_https: bool = False) -> str:
