@@ -241,9 +241,10 @@ def test_nothing_is_read_behind_codes_and_scales(kind: str, num_groups: int, for
 @pytest.mark.parametrize("kind", FAST)
 def test_the_widest_steps_do_not_overflow(kind: str, activations: str) -> None:
     columns, size = 65536, 64
-    x = torch.full((5, columns), 32384.0)  # in 16 bits 127 and -128, or 126 and 127
-    x[1::2] = 32383.0
-    x[2] *= -1
+    x = torch.full((7, columns), 32384.0)  # in 16 bits 127 and -128
+    x[1::3] = 32383.0  # 126 and 127
+    x[2::3, 1::64] = 32383.0  # the lower byte of a group's sum is 255
+    x[3] *= -1
     x[:, 0] = 32512.0
     mine, reference = kernels(kind, activations), ReferenceKernels(activations)
     for code in (0, 255):
@@ -251,7 +252,7 @@ def test_the_widest_steps_do_not_overflow(kind: str, activations: str) -> None:
         steps = torch.tensor([15, -15, 15], dtype=torch.int8)[:, None].expand(3, columns // size).contiguous()
         weight = Int4Tensor(codes, torch.ones(3, 1).bfloat16(), size, "signed", sub_scale=steps)
         expected = reference.linear(x, weight)
-        for num_tokens in (1, 2, 3, 5):
+        for num_tokens in (1, 2, 3, 7):
             assert torch.equal(mine.linear(x[:num_tokens], weight), expected[:num_tokens]), num_tokens
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -34,10 +35,11 @@ from kernel_cases import (
 from torch import Tensor
 
 from penstock.errors import ConfigError
-from penstock.kernels import Kernels, RouterFunction, cpu_builds
+from penstock.kernels import Kernels, RouterFunction, cpu, cpu_builds
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.cuda.kernels import CudaKernels
+from penstock.kernels.int4_tensor import Int4Tensor
 from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.operands import (
     MAX_IN_FEATURES,
@@ -252,6 +254,34 @@ def test_nothing_is_read_behind_weights(kind: str, columns: int) -> None:
         for num_tokens in (1, 4, 9, 24, 25):
             some = x[:num_tokens]
             assert torch.equal(mine.linear(some, at_the_end), mine.linear(some, weight)), (rows, num_tokens)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are protected by a function of the C library")
+@pytest.mark.parametrize("kind", [*BUILDS, *EMULATED_AVXVNNI])
+@pytest.mark.parametrize("columns", [1985, 2016, 2048, 4096])
+def test_integers_of_activations_fit_their_memory(
+    kind: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rows that would lie a multiple of 4 KB apart lie further apart: with many tokens."""
+    plain = cpu._scratch
+
+    def scratch(*sizes: int) -> Tensor:
+        room = plain(*sizes)
+        return guarded(torch.empty((len(room) + 15) // 16 * 16))  # begins at a multiple of 64 bytes
+
+    monkeypatch.setattr(cpu, "_scratch", scratch)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(130, columns, generator=generator)
+    weights: list[QuantizedTensor | Int4Tensor] = [random_matrix(20, columns, generator)]
+    if columns % 32 == 0:
+        codes = torch.randint(0, 256, (20, columns // 2), generator=generator, dtype=torch.uint8)
+        scales = torch.rand(20, columns // 32, generator=generator).half()
+        weights.append(Int4Tensor(codes, scales, 32, "signed"))
+    for weight, activations in itertools.product(weights, ("int16", "int8")):
+        expected = ReferenceKernels(activations).linear(x, weight)
+        for num_tokens in (1, 8, 63, 64, 130):
+            y = kernels(kind, activations).linear(x[:num_tokens], weight)
+            assert torch.equal(y, expected[:num_tokens]), num_tokens
 
 
 def test_new_bytes_in_a_matrix_are_multiplied_by() -> None:

@@ -35,9 +35,9 @@ class WeightsRecord(ctypes.Structure):
 
 
 def token_bytes(in_features: int, num_groups: int) -> int:
-    """Bytes of a row of activations as integers, padded to a multiple of 128 or, where that is a multiple of a page,
-    a little more (`row_padding` of linear/products.h), with their sums and scales."""
-    return 2 * (in_features // 128 + 1) * 128 + 8 * num_groups + 4
+    """Bytes of a row of activations as integers, with their sums and scales. The integers are padded to a
+    multiple of 128, and 64 more: row_padding() of linear/products.h."""
+    return 2 * ((in_features + 127) // 128 * 128 + 64) + 8 * num_groups + 4
 
 
 def padded_rows(num_rows: int) -> int:

@@ -201,8 +201,8 @@ def _convert(settings: Settings, target: Path, report: Callable[[int, int], None
 
 
 def spare_the_collector() -> None:
-    """Takes all present objects out of the reach of Python's garbage collector, since they live to the end.
-    The objects of torch and transformers are so many that looking at all of them stops the process for 0.3
-    s."""
+    """Takes all present objects out of the reach of Python's garbage collector, for a process that keeps what
+    it has loaded to its end. The objects of torch and transformers are so many that looking at all of them
+    stops the process for 0.3 s."""
     gc.collect()
     gc.freeze()

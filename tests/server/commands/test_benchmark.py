@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,9 +28,11 @@ TINY = {
 
 
 @pytest.fixture(autouse=True)
-def invented(monkeypatch: pytest.MonkeyPatch) -> None:
+def invented(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(machine, "measure_hardware", lambda *_: MACHINE)
     monkeypatch.setitem(known_shapes.SHAPES, "tiny", known_shapes.SHAPES["tinyllama-1.1b"] | TINY)
+    yield
+    gc.unfreeze()  # the command spares the collector, and its process ends
 
 
 def test_a_shape_is_written_once_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,10 +9,13 @@
  * are the bytes lo alone. */
 #pragma once
 
-enum { BYTE_BLOCK = 64, MOST_BYTE_INPUTS = 1 << 16 /* of hi, whose sums fit 32 bits: 65536 * 15 * 15 * 128 */ };
+/* Sums of so many inputs, each at most 15 * 15 * 128 (a code, a step and a byte), fit 32 bits together with what they
+ * begin with in codes_stepped.h (at most 8 * 15 * 255 for each of 1024 groups). */
+enum { BYTE_BLOCK = 64, MOST_BYTE_INPUTS = 1 << 16 };
 
-/* How many tokens, of 16 bits, stepped codes meet as bytes. */
-enum { STEPPED_AS_BYTES = HAS_PANELS ? 8 : 4 }; /* without, INT8 has vectors of 512 bits; these bytes have 256 */
+/* The most tokens, with 16-bit activations, for which stepped codes are multiplied as bytes. A build without panels has
+ * vectors of 512 bits for INT8; those of bytes have 256. */
+enum { STEPPED_AS_BYTES = HAS_PANELS ? 8 : 4 };
 
 /* Whether codes are multiplied as bytes. With more tokens, packing codes into panels (panel_avx2.h) or expanding
  * stepped ones into INT8 (expanded.h) is faster; 8-bit activations are half the work. */

@@ -124,12 +124,12 @@ INLINE __m256i step_words(const uint16_t *at, const int64_t size) {
     return _mm256_shuffle_epi8(_mm256_set1_epi32(two), _mm256_set_epi64x(second, second, first, first));
 }
 
-/* Some channels by some tokens, four pairs of them, whose sums are computed at once. */
+/* Some channels by some tokens: four pairs, or three of three tokens. Their sums are computed at once. */
 typedef struct {
     const int8_t *x, *w; /* from group g on; tokens are `row_bytes` apart, and channels `stride` (0: one, again) */
     int64_t row_bytes, stride;
     const uint16_t *at;        /* all steps of the channels, PLACES apart */
-    const int16_t *zero_parts; /* of the tokens, in twos of PLACES: see find_zero_parts() */
+    const int16_t *zero_parts; /* for each token, PLACES low parts and then PLACES high parts: find_zero_parts() */
     int64_t g, g_end, num_groups;
 } stepped_pairs;
 
@@ -183,7 +183,7 @@ typedef struct {
  * each of some later rows. */
 INLINE code_fetch next_pairs(const stepped_pairs *p, int64_t channels) {
     if (channels > 1) return next_codes(p->w, channels, p->stride);
-    const int64_t ahead = p->stride ? MAX(2, NEAR_BYTES / p->stride) * p->stride : 0;
+    const int64_t ahead = MAX(2, NEAR_BYTES / p->stride) * p->stride;
     return (code_fetch){tuning.prefetch_bytes_int4 ? p->w + ahead : NULL, true};
 }
 INLINE void fetch_pairs(code_fetch fetch, int channels, int64_t stride, int64_t from, int64_t bytes) {
@@ -192,8 +192,8 @@ INLINE void fetch_pairs(code_fetch fetch, int channels, int64_t stride, int64_t 
         for (int j = 0; j < channels; j++) fetch_codes(fetch, j * stride + from, 64);
 }
 
-/* R tokens by C channels. The sums of the groups from g to g_end, exact in double, are added to `sums`, which those of
- * the first group begin. */
+/* R tokens by C channels, the groups from g to g_end. Their sums are exact in double. The part that has group 0 sets
+ * `sums`, and later parts add to it. */
 typedef void (*stepped_fn)(const stepped_pairs *p, vec4 *sums);
 #define DEFINE_STEPPED(R, C, of_size, of_split)                                                    \
     NOINLINE void stepped_##R##_##of_size##_##of_split(const stepped_pairs *p, vec4 *sums) {       \
@@ -233,7 +233,7 @@ static const stepped_fn stepped_tiles[STEPPED_TOKENS][3][2] = {STEPPED_OF(1), ST
 /* Of some tokens, what SIGNED_CODES * step is multiplied by for each group: the negative sum of its activations, in
  * parts that fit 16 bits, low + 256 high (of 8-bit activations, low alone). */
 static _Thread_local int16_t zero_parts[STEPPED_TOKENS][2][PLACES];
-/* With zeros up to a multiple of 16. */
+/* Behind the last group, both have zeros up to a multiple of 16. */
 INLINE void find_zero_parts(const activations *a, int64_t token, int16_t *restrict low, int16_t *restrict high) {
     const int64_t n = a->num_groups;
     const int32_t *corrections = a->corrections + token * n, mask = a->is_split ? 255 : -1;
@@ -258,7 +258,7 @@ static void stepped_tokens(const linear *l, int64_t token, int tokens, int64_t c
         find_zero_parts(a, token + i, parts + 2 * i * PLACES, parts + (2 * i + 1) * PLACES);
     /* Channels that fill no tile have one each, where the same channel takes the others' places. */
     const int64_t whole = channels - channels % at_once;
-    vec4 sums[STEPPED_CHANNELS + STEPPED_TOKENS - 1];
+    vec4 sums[STEPPED_CHANNELS];
     stepped_pairs p = {.row_bytes = 2 * a->padded, .zero_parts = parts, .num_groups = n};
     for (; p.g < n; p.g = p.g_end) {
         const int64_t k = p.g * a->group_size;

@@ -2,13 +2,10 @@
  * these. Part of linear.h. */
 #pragma once
 
-/* With fewer tokens, the codes' own kernels are faster (those of AVX2: codes_stepped.h). The expanded channels stay
- * in the L2 cache, beside activations: with AVX2, 16 channels at once, a panel (panel_avx2.h), are faster than 64. */
-#if HAS_CODE_BYTES
-enum { STEPS_FROM_TOKENS = STEPPED_AS_BYTES + 1 };
-#else
-enum { STEPS_FROM_TOKENS = 4 };
-#endif
+/* With fewer tokens, the codes' own kernels are faster; takes_bytes() is asked first, which has more tokens of most
+ * shapes. The expanded channels stay in the L2 cache, beside activations: with AVX2, 16 channels at once, a panel
+ * (panel_avx2.h), are faster than 64. */
+enum { STEPS_FROM_TOKENS = HAS_CODE_BYTES ? 5 : 4 };
 #if HAS_PANELS
 enum { EXPANDED_CHANNELS = 16 };
 #else

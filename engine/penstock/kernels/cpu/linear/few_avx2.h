@@ -96,7 +96,7 @@ INLINE void store_few(const linear *l, int64_t token, int64_t tokens, int64_t co
 /* Some tokens by two channels. */
 static void few_tile(const linear *l, int64_t token, int64_t tokens, int64_t column, row_fetch *next) {
     static const few_fn tiles[] = {few_3, few_4, few_5, few_6};
-    enum { WHOLE = FEW_CHANNELS * FEW_ROWS / 4 }; /* a vector more is read */
+    enum { WHOLE = FEW_CHANNELS * FEW_ROWS / 4 }; /* store_few() loads four sums, also where fewer are left */
     const activations *a = l->a;
     vec4 totals[WHOLE + 1];
     for (int i = 0; i <= WHOLE; i++) totals[i] = (vec4){}; /* "= {}" becomes a slow `rep stos` */

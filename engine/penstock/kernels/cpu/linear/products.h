@@ -21,8 +21,8 @@ INLINE bool joins_words(const linear *l, int64_t num_tokens, int64_t in_features
     return HAS_PLANE_WORDS && num_tokens == 1 && has_blocks;
 }
 
-/* What is added to rows of `padded` activations of 16 bits. Rows that are a multiple of 4 KB apart would take each
- * other's place in the L1 cache when the tiles of a panel meet them. */
+/* What is added to rows of `padded` activations of 16 bits: at most 64. Rows that are a multiple of 4 KB apart would
+ * take each other's place in the L1 cache when the tiles of a panel meet them. */
 INLINE int64_t row_padding(int64_t padded, int64_t num_tokens) {
     return HAS_PANELS && num_tokens >= 64 && padded % 2048 == 0 ? 64 : 0;
 }
@@ -108,7 +108,7 @@ static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t 
 
 /* y = x W^T (+ bias). The inputs of an output channel form num_groups groups of equal size, each with a scale of
  * its own. `scratch` holds num_tokens * (2 * padded + 8 * num_groups + 4) bytes, where padded is in_features rounded up
- * to 128, and num_tokens is rounded up to 8 if it is more than 1. */
+ * to 128, and 64 more, and num_tokens is rounded up to 8 if it is more than 1. */
 EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
                                  const int8_t *qweight, const float *scale, int64_t num_groups, const float *bias,
                                  int64_t out_features, int activation_bits, float *y, void *scratch) {

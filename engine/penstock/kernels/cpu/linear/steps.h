@@ -20,8 +20,8 @@ typedef struct {
     uint16_t at[STEPPED_CHANNELS][PLACES]; /* where each step's row of stepped_codes begins */
 } channel_steps;
 static _Thread_local channel_steps steps;
-/* They lie where a function says, which saves no vectors. GCC would call it for each channel of a loop, but it does not
- * know where this pointer is from. */
+/* The address of a thread's memory is the result of a function, around which all vectors are saved. GCC would call it
+ * for each channel of a loop; the empty asm hides where this pointer comes from. */
 INLINE channel_steps *own_steps(void) {
     channel_steps *own = &steps;
     __asm__("" : "+r"(own));
