@@ -3,6 +3,7 @@ was guessed, taken back or given up before."""
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -125,6 +126,31 @@ def test_what_is_there_is_taken_at_once_and_stays(file: Path) -> None:
     tier.expect([expert(number) for number in (3, 4, 5)])
     assert reader.order_of == [0, 1, 2, 3, 4], "a slot was free, and nobody used expert 2"
     assert sorted(gathered(tier, [5, 3])) == [3, 5] and (tier.num_asked, tier.num_hits) == (7, 2)
+    tier.close()
+
+
+def test_nothing_leaves_while_somebody_computes_with_all_that_is_there(file: Path) -> None:
+    """Guesses wait until the run ends, and what its last layer asked for stays then. Reads that began before
+    the run go on, and whoever runs is told of them."""
+    reader = FileReader(file)
+    tier = tier_of(reader, 4, num_per_sweep=1)
+    gathered(tier, [0, 1])
+    gathered(tier, [3])
+    tier.expect([expert(2)])
+    ((key, arrival),) = tier.begin_run()
+    assert key == expert(2)
+    tier.expect([expert(4), expert(5)])
+    assert reader.order_of == [0, 1, 3, 2] and set(tier.arrivals.units) == {
+        expert(number) for number in range(4)
+    }
+    while not arrival.has_ended:
+        time.sleep(0.001)
+    tier.expect([expert(2)])
+    tier.end_run([[expert(2)], [expert(1), expert(0)]])
+    assert (tier.num_asked, tier.uses.num_uses) == (6, 6)
+    tier.expect([expert(4), expert(5), expert(6)])
+    assert reader.order_of == [0, 1, 3, 2, 4, 5], "the slots of experts 3 and 2, and no others"
+    assert sorted(gathered(tier, [5, 4])) == [4, 5]
     tier.close()
 
 

@@ -19,8 +19,8 @@ from penstock.memory.planning.popularity import (
     step_shares,
     usual_weights,
 )
-from penstock.model.drawn_routing import DrawnRouters
-from penstock.model.routing import sparse_mixer
+from penstock.model.mixture.drawn_routing import DrawnRouters
+from penstock.model.mixture.sparse_mixer import sparse_mixer
 from penstock.spec import ExpertFootprint, UnitKey
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tiers.expert_policy import ExpertPolicy

@@ -29,11 +29,11 @@ from penstock.errors import InvalidConfig, UnsupportedModel, WrongTensor
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.kernels import Kernels, Routed, Router, Routing, choose_kernels
 from penstock.kernels.reference import ReferenceKernels
-from penstock.model import mixture as mixtures
 from penstock.model.families.gemma import gemma4
-from penstock.model.mixture import Mixture, blend
+from penstock.model.mixture import mixture as mixtures
+from penstock.model.mixture.mixture import Mixture, blend
+from penstock.model.mixture.sparse_mixer import sparse_mixer
 from penstock.model.registry import open_model, read_spec
-from penstock.model.routing import sparse_mixer
 from penstock.weights.conversion.convert import convert
 from penstock.weights.layer_weights import ExpertGroup, LayerWeights
 from penstock.weights.store import WeightStore

@@ -44,6 +44,7 @@
 #include "cpu/heads.h"
 #include "cpu/sublayers/attention_sublayer.h"
 #include "cpu/sublayers/layers.h"
+#include "cpu/sublayers/mixture_layers.h"
 #include "cpu/handed_product.h"
 #include "cpu/crossing.h"
 #include "cpu/recurrence.h"

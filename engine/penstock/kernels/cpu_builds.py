@@ -127,6 +127,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.penstock_tune.restype = library.penstock_multiplies_bytes.restype = _I
     library.penstock_write_kv.restype = library.penstock_attention_sublayer.restype = _I
     library.penstock_layers.restype = _I
+    library.penstock_mixture_layers.restype = _N
     library.penstock_crossing_begin.restype = library.penstock_crossing_end.restype = _I
     library.penstock_crossing_wait.restype = library.penstock_crossing_attend.restype = _I
     library.penstock_crossing_open.restype = _P
@@ -165,6 +166,9 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     ),
     "penstock_layers": (
         _P, _N, _P, _N, _P, _P, _P, _N, _P, _P, _P, _N, _I, _F, _F, _I, _P, _P, _P, _P
+    ),
+    "penstock_mixture_layers": (
+        _P, _N, _I, _P, _P, _P, _P
     ),
     "penstock_handed_product": (_P,),
     "penstock_attend": (_P, _P, _P),

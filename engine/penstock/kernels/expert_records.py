@@ -8,6 +8,8 @@ from typing import NamedTuple
 _P, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 #: Bytes for C's own values of an expert, and how the parts of the scratch memory are aligned (experts.h).
 _PRODUCT_BYTES, _ALIGNED = 512, 64
+#: Bytes that penstock_token_experts() takes for an expert beside its result and what other calls take.
+_TOKEN_BYTES = 64
 
 
 class NumbersRecord(ctypes.Structure):
@@ -76,3 +78,8 @@ class ExpertRecord(NamedTuple):
 def scratch_bytes(num_experts: int, num_padded: int, row_bytes: int) -> int:
     """Bytes of scratch memory for experts that have so many padded rows together."""
     return num_experts * (_PRODUCT_BYTES + _ALIGNED) + 4 * _ALIGNED + num_padded * row_bytes
+
+
+def token_scratch_bytes(num_experts: int, row_bytes: int, width: int) -> int:
+    """The same for penstock_token_experts(), which keeps the experts' results of this width as well."""
+    return scratch_bytes(num_experts, num_experts, row_bytes) + num_experts * (_TOKEN_BYTES + 4 * width)

@@ -8,8 +8,12 @@ from functools import partial
 from torch import Tensor
 
 from penstock.kernels import Arriving
+from penstock.kernels.expert_records import ExpertRecord
+from penstock.kernels.sublayers.mixture_layer import ExpertsForRun
 from penstock.memory.lane import Handover, Link
+from penstock.memory.reads.ordered_reads import OrderedRead
 from penstock.spec import UnitKey
+from penstock.weights.expert_table import ExpertRun, ExpertTable
 from penstock.weights.layer_weights import ExpertGroup, LayerWeights
 from penstock.weights.tensors import Unit
 from penstock.weights.tiers.demand_tier import DemandTier, Group
@@ -46,6 +50,10 @@ class ExpertLender:
         self._views: dict[tuple[int, int], LayerWeights] = {}
         #: The same for slots in RAM, beside a card.
         self._views_in_ram: dict[tuple[int, int], LayerWeights] = {}
+        #: Guessed units of a run that were being read when it began.
+        self._coming = Group()
+        #: The most bytes of scratch memory that compiled kernels need for a row of an expert.
+        self._row_bytes = 0
         #: Sweeps that began. What a sweep that was given up has lent belongs to the next one.
         self.num_sweeps = 0
 
@@ -95,6 +103,7 @@ class ExpertLender:
         found = self._tier.take_present(keys)
         if found is None:
             return None
+        self._put(list(zip(keys, found, strict=True)))
         return [each.views or self._weights(key, each) for key, each in zip(keys, found, strict=True)]
 
     def arriving_groups(
@@ -105,8 +114,52 @@ class ExpertLender:
         for group, arriving in tier.gather_arriving(self._keys_of(layer, numbers)):
             lent = [(key.expert or 0, each.views or self._weights(key, each)) for key, each in group]
             yield lent, arriving
+            self._put(group)
         if group:  # the host's link only counts, and what was waited for is known afterwards
             self._link.acquire(group[0][1].buffer, tier.stall_s - stalled_before)
+
+    def run(self, layer: UnitKey) -> ExpertRun:
+        """LayerWeights.expert_run of a layer."""
+        return ExpertRun(self._table(layer), self._begin_run, self._end_run, layer)
+
+    def _begin_run(self) -> ExpertsForRun:
+        coming, wait, reads = list[tuple[int, int, int, int]](), 0, 0
+        self._coming = self._tier.begin_run()
+        for key, each in self._coming:
+            read, record = each.read, self._record(each.views or self._weights(key, each))
+            if not each.has_ended and isinstance(read, OrderedRead) and record is not None:
+                coming.append((self._table(key).address, key.expert or 0, record.address, read.ticket))
+                wait, reads = read.reads.wait_address, read.reads.address
+        self._put(self._coming)
+        return ExpertsForRun(self._row_bytes, coming, wait, reads)
+
+    def _end_run(self, asked: Sequence[tuple[UnitKey, Sequence[int]]]) -> None:
+        for key, each in self._coming:
+            each.is_there = each.is_there or (key.expert or 0) in self._table(key)
+        self._put(self._coming)
+        self._coming = []
+        self._tier.end_run([self._keys_of(*numbers) for numbers in asked])
+
+    def _table(self, layer: UnitKey) -> ExpertTable:
+        tables, place = self._tier.slots.tables, layer[:2]
+        if place not in tables:
+            tables[place] = ExpertTable(self._tier.num_units[place])
+        return tables[place]
+
+    def _put(self, group: Group) -> None:
+        """Those of these experts whose reads have ended are in memory."""
+        for key, each in group:
+            if each.has_ended and not each.has_failed:
+                weights = each.views or self._weights(key, each)
+                if (record := self._record(weights)) is not None:
+                    self._table(key).put(key.expert or 0, weights, record)
+
+    def _record(self, weights: LayerWeights) -> ExpertRecord | None:
+        """None: compiled kernels don't know the expert."""
+        record = weights.gated.native if "gate_up" in weights else None
+        if record is not None and record.row_bytes > self._row_bytes:
+            self._row_bytes = record.row_bytes
+        return record
 
     @property
     def takes_guesses(self) -> bool:
@@ -120,6 +173,7 @@ class ExpertLender:
     def close(self) -> None:
         """Forget the views, which keep buffers."""
         self._views.clear()
+        self._tier.slots.tables.clear()
         self._views_in_ram.clear()
 
     def _acquire(self, group: Group, waited_s: float) -> None:

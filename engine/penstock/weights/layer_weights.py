@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.kernels import Arriving, GatedExpert, Matrix, PlanesTensor, Router, SplitMatrix
 from penstock.weights.adapters.adapted import Adapted
+from penstock.weights.expert_table import ExpertRun
 from penstock.weights.tensors import ModelTensors, UnitLayout
 
 #: Experts that are there together: (number, weights of the expert).
@@ -57,6 +58,8 @@ class LayerWeights:
         #: Different experts, if all of them are in memory: valid until others are asked for. None: they are
         #: not. The attribute is None where nobody knows without asking for them.
         self.take_present: Callable[[Sequence[int]], Sequence[LayerWeights] | None] | None = None
+        #: None: compiled kernels don't find the layer's experts by themselves.
+        self.expert_run: ExpertRun | None = None
         #: A vector that some models have and others lack, such as a bias.
         self.optional: Callable[[str], Tensor | None] = vectors.get
 

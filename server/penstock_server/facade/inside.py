@@ -22,7 +22,7 @@ from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.popularity import USUAL_EXPONENT, USUAL_OFFSET, usual_weights
 from penstock.metrics import STEP_TOKENS
-from penstock.model.drawn_routing import DrawnRouters
+from penstock.model.mixture.drawn_routing import DrawnRouters
 from penstock.spec import ModelFootprint
 from penstock.unquantized import UnquantizedModel
 from penstock.weights import quantization_error

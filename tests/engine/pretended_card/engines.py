@@ -17,7 +17,7 @@ from penstock.generation.requests.generation_request import SamplingParams
 from penstock.memory.cuda_lane import CudaLane
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import INLET_BYTES, Home
-from penstock.model.mixture import _order_of_one
+from penstock.model.mixture.mixture import _order_of_one
 from penstock.model.registry import open_model
 from penstock.weights.conversion.convert import convert
 from pretended_card.card import PretendedCard, pretend

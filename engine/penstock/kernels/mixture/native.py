@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.kernels.expert_records import padded_rows, scratch_bytes
+from penstock.kernels.expert_records import padded_rows, scratch_bytes, token_scratch_bytes
 from penstock.kernels.experts import (
     Arriving,
     ExpertCalls,
@@ -26,9 +26,6 @@ from penstock.kernels.scratch import scratch
 MOST_ROWS = 256
 #: Numbers of an expert as experts.h reads it: where its weights are, its first row and the end of its rows.
 _RECORD_NUMBERS = 3
-#: Bytes of scratch memory that penstock_token_experts() takes for an expert beside its result and what the
-#: other calls take.
-_TOKEN_BYTES = 64
 
 
 class NativeExperts(ExpertKernels):
@@ -101,8 +98,7 @@ class NativeExperts(ExpertKernels):
                 row_bytes = record.row_bytes
         width = experts[0].down.out_features
         y = torch.empty(1, width)
-        num_bytes = scratch_bytes(num_experts, num_experts, row_bytes)
-        room, _held = scratch(num_bytes + num_experts * (_TOKEN_BYTES + 4 * width))
+        room, _held = scratch(token_scratch_bytes(num_experts, row_bytes, width))
         self._library.penstock_token_experts(
             x.data_ptr(), addresses.buffer_info()[0], num_experts, *gated_code(function),
             self._activation_bits, scores.data_ptr(), address(onto), y.data_ptr(), room,

@@ -13,9 +13,12 @@ from torch import Tensor
 from penstock.kernels.expert_records import padded_rows, scratch_bytes
 from penstock.kernels.experts import ExpertKernels, GatedExpert
 from penstock.kernels.kv.clamped import ClampNotice
+from penstock.kernels.mixture.routing import Routing
 from penstock.kernels.operands import BatchLayout, GatedFunction, LayerKV, address, gated_code
 from penstock.kernels.scratch import scratch
 from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, NativeSublayer, Turns
+from penstock.kernels.sublayers.mixture_layer import GivenChoice, MixtureLayer
+from penstock.kernels.sublayers.native_mixture import NativeMixture
 from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, SPLIT_KEYS, partial_bytes
 from penstock.kernels.sublayers.whole_layer import WholeLayer
 
@@ -93,6 +96,23 @@ class NativeSublayers:
         if has_clamped:
             self._notice.give()
         return y[0]
+
+    def mixture(
+        self,
+        layers: Sequence[MixtureLayer],
+        batch: BatchLayout,
+        routing: Routing,
+        function: GatedFunction,
+        given: Sequence[GivenChoice] = (),
+    ) -> NativeMixture | None:
+        known = [native for each in layers if (native := each.attention.native) is not None]
+        partials = {_partial_bytes(each.attention, each.kv, batch, 1) for each in layers}
+        is_known = len(known) == len(layers) and (len(partials) == 1 or 0 not in partials)
+        if not is_known or batch.num_tokens != 1 or any(each.kv.native[4] > MAX_HEAD_DIM for each in layers):
+            return None
+        num_floats = max(_scratch_floats(each, 1) for each in known), max(partials) // 4
+        how = routing, function, self._activation_bits
+        return NativeMixture(self._library, layers, given, batch, how, num_floats, self._notice)
 
 
 def _scratch_floats(known: NativeSublayer, num_tokens: int) -> int:

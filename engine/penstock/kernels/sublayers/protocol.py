@@ -8,8 +8,10 @@ from typing import Protocol
 from torch import Tensor
 
 from penstock.kernels.experts import GatedExpert
+from penstock.kernels.mixture.routing import Routing
 from penstock.kernels.operands import BatchLayout, GatedFunction, LayerKV
 from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, Turns
+from penstock.kernels.sublayers.mixture_layer import GivenChoice, MixtureLayer, MixtureSweep
 from penstock.kernels.sublayers.whole_layer import WholeLayer
 
 
@@ -30,3 +32,14 @@ class Sublayers(Protocol):
     ) -> Tensor | None:
         """The hidden state behind layers that follow each other, with gated mlps of one `function`:
         [num_tokens, hidden_size] -> the same shape; the step's K and V are written in all of them."""
+
+    def mixture(
+        self,
+        layers: Sequence[MixtureLayer],
+        batch: BatchLayout,
+        routing: Routing,
+        function: GatedFunction,
+        given: Sequence[GivenChoice] = (),
+    ) -> MixtureSweep | None:
+        """Layers that follow each other, in a step of one token. `given`: of each layer, what it takes in
+        place of its router's choice."""

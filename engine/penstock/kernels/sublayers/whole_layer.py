@@ -22,17 +22,14 @@ class WholeLayer(NamedTuple):
     def numbers(self) -> tuple[int, ...]:
         """The whole_layer of cpu/sublayers/layers.h, number by number. Its matrices are those that compiled
         kernels of the host know."""
-        attention, mlp, (cos, sin) = self.attention.native, self.mlp.native, self.turns
-        assert attention is not None and mlp is not None
-        half = 0 if cos is None else cos.shape[1]
-        k, v, *sizes = self.kv.native
-        return (
-            attention.address,
-            mlp.address,
-            address(cos) or 0,
-            address(sin) or 0,
-            half,
-            k,
-            v or 0,
-            *sizes,
-        )
+        assert self.mlp.native is not None
+        return attention_numbers(self.attention, self.mlp.native.address, self.kv, self.turns)
+
+
+def attention_numbers(attention: AttentionSublayer, mlp: int, kv: LayerKV, turns: Turns) -> tuple[int, ...]:
+    """The whole_layer of cpu/sublayers/layers.h, number by number, with an mlp at this address."""
+    known, (cos, sin) = attention.native, turns
+    assert known is not None
+    half = 0 if cos is None else cos.shape[1]
+    k, v, *sizes = kv.native
+    return (known.address, mlp, address(cos) or 0, address(sin) or 0, half, k, v or 0, *sizes)

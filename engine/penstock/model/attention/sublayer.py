@@ -42,10 +42,10 @@ class SublayerCalls:
         sublayers = family.kernels.sublayers
         if sublayers is None or weights.adapted is not None or batch.copied_rows is not None:
             return None
-        sublayer = self._sublayer(family, index, weights)
+        sublayer = self.sublayer(family, index, weights)
         if sublayer is None:
             return None
-        return sublayers.attend(sublayer, hidden, kv, batch, _turns(family, index, batch))
+        return sublayers.attend(sublayer, hidden, kv, batch, turns_of(family, index, batch))
 
     def layers(
         self,
@@ -62,13 +62,13 @@ class SublayerCalls:
             return None
         together = list[WholeLayer]()
         for index, own, kv in zip(indices, weights, caches, strict=True):
-            sublayer = self._sublayer(family, index, own)
+            sublayer = self.sublayer(family, index, own)
             if sublayer is None:
                 return None
-            together.append(WholeLayer(sublayer, own.gated, kv, _turns(family, index, batch)))
+            together.append(WholeLayer(sublayer, own.gated, kv, turns_of(family, index, batch)))
         return sublayers.layers(together, hidden, batch, family.spec.activation)
 
-    def _sublayer(
+    def sublayer(
         self, family: LlamaArchitecture, index: int, weights: LayerWeights
     ) -> AttentionSublayer | None:
         sublayer = self._known.get(weights, self)
@@ -77,7 +77,7 @@ class SublayerCalls:
         return sublayer
 
 
-def _turns(family: LlamaArchitecture, index: int, batch: BatchLayout) -> Turns:
+def turns_of(family: LlamaArchitecture, index: int, batch: BatchLayout) -> Turns:
     rope = family.ropes[index]
     return (None, None) if rope is None else rope.at(batch)
 

@@ -17,7 +17,7 @@ from penstock.model.config_values import (
     require,
 )
 from penstock.model.families.mixture_frame import chosen_of
-from penstock.model.mixture import Mixture, MixtureNames
+from penstock.model.mixture.mixture import Mixture, MixtureNames
 
 #: The names of DeepSeek's modules.
 DEEPSEEK_NAMES = MixtureNames(shared="mlp.shared_experts.")

@@ -12,7 +12,7 @@ from penstock.model.config_values import flag, num_experts_of, num_layers_of, nu
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, all_layers, chosen_of, with_mixture
 from penstock.model.layers import AttentionForm
-from penstock.model.mixture import Mixture, MixtureNames
+from penstock.model.mixture.mixture import Mixture, MixtureNames
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.merged_experts import (
     separate_biases,

@@ -13,7 +13,7 @@ from penstock.model.config_values import count, flag, num_experts_of, num_layers
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, MixtureSpec, chosen_of, with_mixture
 from penstock.model.layers import PLAIN, AttentionForm, QueryGrowth, attend
-from penstock.model.mixture import Mixture, MixtureNames
+from penstock.model.mixture.mixture import Mixture, MixtureNames
 from penstock.model.norms import HeadNorms, Norm
 from penstock.model.rope import FULL, read_rope
 from penstock.weights.layer_weights import LayerWeights

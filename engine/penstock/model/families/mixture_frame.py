@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
+from penstock.kernels import BatchLayout, LayerKV
 from penstock.model.config_values import count, num_experts_of, refuse
 from penstock.model.families.llama import Llama
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.heads.mtp import MTPHead
-from penstock.model.mixture import Mixture, mixture_mlp
+from penstock.model.mixture.mixture import Mixture, mixture_mlp
+from penstock.model.mixture.mixture_calls import MixtureCalls
 from penstock.spec import DECODER, ModelSpec
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.layer_weights import LayerWeights
@@ -71,6 +75,28 @@ class MixtureFamily(Llama):
         assert isinstance(spec, MixtureSpec)
         spec.mixture.separate(checkpoint)
         return checkpoint
+
+    @cached_property
+    def _calls_mixtures(self) -> MixtureCalls | None:
+        """None: the family's layers are computed one by one."""
+        own, mixture, calls = type(self), self.spec.mixture, self._sublayers
+        is_plain = own.layer is Llama.layer and own.mlp is MixtureFamily.mlp
+        if calls is None or not is_plain or own.mlp_onto is not MixtureFamily.mlp_onto:
+            return None
+        return MixtureCalls(calls) if mixture.is_routed_alone else None
+
+    def layers(
+        self,
+        indices: Sequence[int],
+        weights: Sequence[LayerWeights],
+        hidden: Tensor,
+        caches: Sequence[LayerKV],
+        batch: BatchLayout,
+    ) -> Tensor | None:
+        calls = self._calls_mixtures
+        if calls is None:
+            return None
+        return calls.layers(self, self.spec.mixture, indices, weights, hidden, caches, batch)
 
     def mlp(self, index: int, weights: LayerWeights, x: Tensor) -> Tensor:
         if "router" in weights:

@@ -9,7 +9,7 @@ from penstock.model.config_values import count, num_experts_of, number, refuse, 
 from penstock.model.families.dense.llama_relatives import Ernie45, Granite, HunYuanDense
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, all_layers, chosen_of, with_mixture
-from penstock.model.mixture import Mixture, MixtureNames
+from penstock.model.mixture.mixture import Mixture, MixtureNames
 
 
 class GraniteMoe(MixtureFamily, Granite):

@@ -22,10 +22,10 @@ from penstock.model.families.mixture_frame import (
     with_mixture,
 )
 from penstock.model.layers import AttentionForm
-from penstock.model.mixture import Mixture, MixtureNames, mixed
+from penstock.model.mixture.mixture import Mixture, MixtureNames, mixed
+from penstock.model.mixture.sparse_mixer import sparse_mixer
 from penstock.model.norms import HeadNorms, Norm
 from penstock.model.rope import read_rope
-from penstock.model.routing import sparse_mixer
 from penstock.spec import ModelSpec, RopeSpec
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec

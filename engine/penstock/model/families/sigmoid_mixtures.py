@@ -14,7 +14,7 @@ from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, all_layers, chosen_of, with_mixture
 from penstock.model.families.mixtures import MIXTRAL_NAMES
 from penstock.model.layers import PLAIN, AttentionForm
-from penstock.model.mixture import Mixture
+from penstock.model.mixture.mixture import Mixture
 from penstock.model.norms import HeadNorms
 from penstock.model.rope import read_rope, rotary_dim
 

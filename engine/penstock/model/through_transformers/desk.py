@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, Routed
-from penstock.model.mixture import blend, one_by_one
+from penstock.model.mixture.mixture import blend, one_by_one
 from penstock.model.through_transformers.attention import LayerAttention, sinks_of
 from penstock.model.through_transformers.experts import FloatMatrix, activated
 from penstock.weights.layer_weights import LayerWeights

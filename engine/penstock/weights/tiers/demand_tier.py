@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
@@ -68,6 +68,8 @@ class DemandTier:
         #: units the whole sweep asks for.
         self._wanted: Mapping[UnitKey, None] = {}
         self._num_in_sweep = 0
+        #: Whether somebody computes with any of the units that are there: none gives its slot up.
+        self._has_run = False
         self.expected = ExpectedUnits[UnitKey]()
         #: Units of which reads began by a guess, and that nobody has counted yet.
         self._early: set[UnitKey] = set()
@@ -134,6 +136,24 @@ class DemandTier:
             self.slots.use(group)
             self._wanted = dict.fromkeys(keys)
         return found
+
+    def begin_run(self) -> Group:
+        """Until end_run() no unit gives its slot up. Returns the units that were guessed and whose reads have
+        begun since, those that failed excepted."""
+        with self.arrivals:
+            self._has_run = True
+            units = self.arrivals.units
+            return [(key, units[key]) for key in self.expected.begun if not units[key].has_failed]
+
+    def end_run(self, asked: Iterable[Sequence[UnitKey]]) -> None:
+        """Layers asked for these units, one layer after the other, and all of them were there. Those of the
+        last layer stay until anything else is asked for."""
+        with self.arrivals:
+            self._has_run = False
+            for keys in asked:
+                self._count_asked(keys, keys)
+                self.policy.use(keys)
+                self._wanted = dict.fromkeys(keys)
 
     @property
     def is_ordered(self) -> bool:
@@ -253,6 +273,8 @@ class DemandTier:
     def _ask(self, takes_pinned: bool = False) -> None:
         """Read the wanted units that are not there, as long as there are slots for them, and then some that
         are expected. `takes_pinned`: nothing is lent whose slot could be waited for."""
+        if self._has_run:
+            return
         for key in self._wanted:
             if key in self.arrivals.units:
                 continue

@@ -45,6 +45,11 @@ class ExpectedUnits(Generic[Key]):
         return [key for key in self._missing if key not in self._begun]
 
     @property
+    def begun(self) -> Collection[Key]:
+        """Units whose reads have begun."""
+        return self._begun
+
+    @property
     def num_begun(self) -> int:
         return len(self._begun)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable
 
 from penstock.spec import UnitKey
+from penstock.weights.expert_table import ExpertTable
 from penstock.weights.tiers.arrivals import Arrivals
 from penstock.weights.tiers.expert_policy import ExpertPolicy
 from penstock.weights.tiers.tier import Arrival
@@ -19,6 +20,8 @@ class ExpertSlots:
         self._policy = policy
         #: The experts that somebody uses; what they compute with gives no slot up.
         self.lent: dict[UnitKey, Arrival] = {}
+        #: By stack and layer, tables from which experts are removed that give their slots up.
+        self.tables: dict[tuple[str, int], ExpertTable] = {}
         #: Failed reads up to which _failed() found every expert that nobody can use.
         self._num_failures_seen = 0
 
@@ -51,6 +54,8 @@ class ExpertSlots:
         """An expert gives its slot up."""
         self._policy.remove(key)
         self._arrivals.forget(key, self._arrivals.units[key])
+        if (table := self.tables.get(key[:2])) is not None:
+            table.remove(key.expert or 0)
 
     def cancel(self, key: UnitKey) -> bool:
         """Whether an expert gave up its slot of which nothing was read yet."""

@@ -16,7 +16,7 @@ from penstock.model.config_values import count, flag, num_experts_of, num_layers
 from penstock.model.families.gemma.later_gemma import LaterGemma, LaterGemmaSpec, kv_sources
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import chosen_of
-from penstock.model.mixture import Mixture, MixtureNames, blend
+from penstock.model.mixture.mixture import Mixture, MixtureNames, blend
 from penstock.model.norms import RMS, Norm
 from penstock.model.rope import FULL, WINDOW, read_layer_ropes
 from penstock.spec import DECODER, ModelSpec

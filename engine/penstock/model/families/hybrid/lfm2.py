@@ -10,7 +10,7 @@ from penstock.model.families.hybrid.layers import kinds_of, layers_of, with_recu
 from penstock.model.families.llama import HEAD_NORMS, Llama
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, chosen_of, with_mixture
-from penstock.model.mixture import Mixture, MixtureNames
+from penstock.model.mixture.mixture import Mixture, MixtureNames
 from penstock.model.recurrent.short_conv import GatedConv
 from penstock.spec import ModelSpec
 

@@ -15,7 +15,7 @@ from penstock.model.families.hybrid.layers import with_recurrence
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, MixtureSpec, chosen_of
 from penstock.model.layers import activation_function
-from penstock.model.mixture import Mixture, MixtureNames
+from penstock.model.mixture.mixture import Mixture, MixtureNames
 from penstock.model.recurrent.form import CONV
 from penstock.model.recurrent.mamba2 import Mamba2
 from penstock.spec import ModelSpec

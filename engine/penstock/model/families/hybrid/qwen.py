@@ -18,7 +18,7 @@ from penstock.model.families.mixture_frame import (
     with_mixture,
 )
 from penstock.model.layers import AttentionForm
-from penstock.model.mixture import Mixture
+from penstock.model.mixture.mixture import Mixture
 from penstock.model.norms import HeadNorms, Norm
 from penstock.model.recurrent.delta_net import GatedDeltaNet
 from penstock.model.rope import read_rope, rotary_dim

@@ -4,14 +4,28 @@ benchmark are random, and what their routers would choose says nothing about a t
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from penstock.kernels import ForwardingKernels, Kernels, Routed, Router, Routing
+from penstock.kernels import (
+    BatchLayout,
+    ForwardingKernels,
+    GatedExpert,
+    GatedFunction,
+    Kernels,
+    LayerKV,
+    Routed,
+    Router,
+    Routing,
+)
 from penstock.kernels.mixture.routing import choose
 from penstock.kernels.operands import RouterFunction
+from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, Turns
+from penstock.kernels.sublayers.mixture_layer import GivenChoice, MixtureLayer, MixtureSweep
+from penstock.kernels.sublayers.protocol import Sublayers
+from penstock.kernels.sublayers.whole_layer import WholeLayer
 
 #: The share of scores that a guess knows, so that it finds about 80% of a token's experts by the usual
 #: popularity. Others measured 70 to 89% in trained models.
@@ -38,7 +52,8 @@ class DrawnRouters(ForwardingKernels):
         share_guessed: float = SHARE_GUESSED,
     ) -> None:
         super().__init__(kernels)
-        self.sublayers = kernels.sublayers
+        if kernels.sublayers is not None:
+            self.sublayers = _DrawnSublayers(kernels.sublayers, self)
         self._logits = torch.tensor(weights).log()
         self._generator = torch.Generator().manual_seed(seed)
         self._share_guessed = share_guessed
@@ -70,6 +85,19 @@ class DrawnRouters(ForwardingKernels):
             return own
         return self._draw(x.shape[0]).to(own.device)
 
+    def given(self, layers: Sequence[MixtureLayer], routing: Routing) -> list[GivenChoice]:
+        """What each of these layers chooses and guesses."""
+        first, last = layers[0].router.router.weight, layers[-1].following
+        own, found = self._guessed.pop(first.data_ptr(), None), list[GivenChoice]()
+        for _ in layers:
+            own = own or self._next(routing, first.device)[0]
+            following, guess = self._next(routing, first.device)
+            found.append(GivenChoice(own, guess.experts))
+            own = following
+        if last is not None and own is not None:
+            self._guessed[last.router.weight.data_ptr()] = own
+        return found
+
     def _next(self, routing: Routing, device: torch.device) -> tuple[Routed, Routed]:
         """The choice of one token, and a guess."""
         if routing not in self._drawn:
@@ -84,6 +112,38 @@ class DrawnRouters(ForwardingKernels):
         """Logits."""
         noise = -torch.empty(num_rows, len(self._logits)).exponential_(generator=self._generator).log()
         return self._logits + noise
+
+
+class _DrawnSublayers(Sublayers):
+    """Layers in one call whose experts are drawn."""
+
+    def __init__(self, sublayers: Sublayers, drawn: DrawnRouters) -> None:
+        self._sublayers = sublayers
+        self._drawn = drawn
+
+    def attend(
+        self, sublayer: AttentionSublayer, hidden: Tensor, kv: LayerKV, batch: BatchLayout, turns: Turns
+    ) -> tuple[Tensor, Tensor] | None:
+        return self._sublayers.attend(sublayer, hidden, kv, batch, turns)
+
+    def gated_mlp(self, weights: GatedExpert, x: Tensor, function: GatedFunction) -> Tensor | None:
+        return self._sublayers.gated_mlp(weights, x, function)
+
+    def layers(
+        self, layers: Sequence[WholeLayer], hidden: Tensor, batch: BatchLayout, function: GatedFunction
+    ) -> Tensor | None:
+        return self._sublayers.layers(layers, hidden, batch, function)
+
+    def mixture(
+        self,
+        layers: Sequence[MixtureLayer],
+        batch: BatchLayout,
+        routing: Routing,
+        function: GatedFunction,
+        given: Sequence[GivenChoice] = (),
+    ) -> MixtureSweep | None:
+        given = self._drawn.given(layers, routing)
+        return self._sublayers.mixture(layers, batch, routing, function, given)
 
 
 def _chosen(logits: Tensor, routing: Routing, device: torch.device) -> Routed:

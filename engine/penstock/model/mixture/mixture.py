@@ -149,6 +149,11 @@ class Mixture:
         )
 
     @property
+    def is_routed_alone(self) -> bool:
+        """Whether a layer's mlp consists of nothing but experts with gates, and scores of what they give."""
+        return self.has_gate and not (self.shared_size or self.narrow_size or self.scales_inputs)
+
+    @property
     def function(self) -> GatedFunction:
         """What lies between the two products of an expert with a gate."""
         return self.activation

@@ -1,0 +1,126 @@
+/* Layers with experts that follow each other, for one token, in one call: as many as find their experts in memory. Part
+ * of cpu.c.
+ *
+ * Between the calls of a layer, Python takes a fifth of the time that a token of a large mixture takes. */
+#pragma once
+
+/* A router, and where its layer's experts are. */
+typedef struct {
+    const float *weight, *bias, *correction;
+    const expert_weights **experts; /* by their numbers; NULL: not in memory */
+} expert_router;
+
+/* An expert that is being read, as kernels/sublayers/mixture_layer.py describes it. */
+typedef struct {
+    const expert_weights **experts; /* of its layer */
+    int64_t number;
+    const expert_weights *weights;
+    int64_t ticket; /* of its read, for a wait_fn */
+} coming_expert;
+
+/* The experts that are being read, with what tells of the ends of the reads. */
+typedef struct {
+    const coming_expert *experts;
+    int64_t num_experts;
+    wait_fn wait;
+    void *reads;
+} coming_experts;
+
+/* Of kernels/sublayers/mixture_layer.py. All members have eight bytes. */
+typedef struct {
+    whole_layer layer; /* without an mlp */
+    const expert_router *router, *next; /* `next`: the router of which a choice is guessed; NULL: none is */
+} mixture_layer;
+
+/* What a layer takes in place of what its router chooses, and of what it guesses. */
+typedef struct {
+    const int64_t *experts;
+    const float *scores;
+    const int64_t *guess;
+} given_choice;
+
+/* What the layers of a step share, and where they work. */
+typedef struct {
+    const mixture_layer *layers;
+    const given_choice *given; /* of each layer; NULL: routers choose */
+    int64_t num_layers;
+    const routing *how;
+    const int64_t *slot_mapping;
+    const int32_t *block_tables;
+    int64_t max_blocks;
+    const int32_t *query_start, *context_lens, *prefix_lens;
+    int64_t num_seqs, kind, activation_bits;
+    float *y;         /* [3, width]: see penstock_mixture_layers() */
+    int64_t *chosen;  /* [num_layers + 1, num_chosen] */
+    float *scores;    /* [num_chosen] */
+    float *scratch;   /* of penstock_attention_sublayer, for the layer that needs most */
+    float *routing;   /* scratch memory of penstock_route */
+    float *partials;  /* of penstock_attention_sublayer */
+    float sharpness, limit;
+} mixture_sweep;
+
+/* Where an expert's weights are; NULL: not in memory. What has arrived since the last look is put into its table. */
+static const expert_weights *find_expert(const expert_router *r, int64_t number, const coming_experts *coming) {
+    const coming_expert *e = coming->experts, *end = e + coming->num_experts;
+    for (; !r->experts[number] && e < end; e++)
+        if (e->experts == r->experts && e->number == number && coming->wait(coming->reads, (int)e->ticket, false) > 0)
+            r->experts[number] = e->weights;
+    return r->experts[number];
+}
+
+enum { ARE_THERE = 1, HAS_CLAMPED = 2 };
+
+/* Chooses experts with their scores, and finds their weights. False: one of them is not in memory. */
+static bool choose_experts(const mixture_sweep *s, const expert_router *r, const float *x, int64_t width,
+                           const int64_t *given, const coming_experts *coming, int64_t *experts, float *scores,
+                           const expert_weights **weights) {
+    bool are_there = true;
+    penstock_route(x, width, 1, width, r->weight, r->bias, r->correction, s->how, experts, scores, s->routing);
+    if (given) memcpy(experts, given, s->how->num_chosen * sizeof *experts);
+    for (int64_t i = 0; i < s->how->num_chosen; i++) are_there &= (weights[i] = find_expert(r, experts[i], coming)) != NULL;
+    return are_there;
+}
+
+/* Computes layers from layer i on, up to one whose experts, or those that are guessed for the layer behind it, are not
+ * all in memory. Returns that layer, or num_layers.
+ *
+ * The first part of y becomes the hidden state behind the last layer that was computed, and the other parts are
+ * `summed` and `normed` of the layer that is returned. Row i of `chosen` is what layer i chose, with the scores of the
+ * last layer that chose, and the next row is what it guessed. `notes` gets ARE_THERE if the layer's own experts are in
+ * memory, and HAS_CLAMPED by penstock_write_kv. `is_begun`: layer i is the one that an earlier call returned, whose
+ * experts are in memory. `expert_scratch` is that of penstock_token_experts. */
+EXPORT int64_t penstock_mixture_layers(const mixture_sweep *s, int64_t i, int is_begun, const float *hidden,
+                                       const coming_experts *coming, void *expert_scratch, int *notes) {
+    const int64_t width = s->layers[0].layer.attention->qkv->in_features, n = s->how->num_chosen;
+    float *summed = s->y + width, *normed = summed + width, guessed_scores[n];
+    const expert_weights *weights[n], *guessed_weights[n];
+    for (*notes = 0; i < s->num_layers; i++, hidden = s->y, is_begun = false) {
+        const mixture_layer *m = s->layers + i;
+        const whole_layer *l = &m->layer;
+        const given_choice *given = s->given ? s->given + i : NULL;
+        int64_t *chosen = s->chosen + i * n;
+        if (is_begun) {
+            for (int64_t e = 0; e < n; e++)
+                if (!(weights[e] = m->router->experts[chosen[e]])) return i;
+        } else {
+            const int has_clamped = penstock_attention_sublayer(
+                l->attention, hidden, 1, l->cos, l->sin, l->half, s->slot_mapping, l->k_cache, l->v_cache, (int)l->form,
+                l->num_kv_heads, l->head_dim, l->block_size, s->block_tables, s->max_blocks, s->query_start,
+                s->context_lens, s->prefix_lens, s->num_seqs, (int)s->activation_bits, summed, normed, s->scratch,
+                s->partials);
+            if (has_clamped) *notes |= HAS_CLAMPED;
+            const bool are_there = choose_experts(s, m->router, normed, width, given ? given->experts : NULL,
+                                                  coming, chosen, s->scores, weights);
+            if (given) memcpy(s->scores, given->scores, n * sizeof *s->scores);
+            if (are_there) *notes |= ARE_THERE;
+            else *notes &= ~ARE_THERE;
+            if (m->next && !choose_experts(s, m->next, normed, width, given ? given->guess : NULL, coming,
+                                           chosen + n, guessed_scores, guessed_weights))
+                return i;
+            if (!are_there) return i;
+        }
+        penstock_token_experts(normed, weights, n, (int)s->kind, s->sharpness, s->limit, (int)s->activation_bits,
+                               s->scores, summed, s->y, expert_scratch);
+    }
+    return i;
+}
