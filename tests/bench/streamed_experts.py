@@ -5,8 +5,9 @@ their steps are timed in turn. Random weights in 4 bits; llama.cpp's are Q4_0, e
 
     python tests/bench/streamed_experts.py [--memory 6] [--popularity uniform] [--read-ahead 128]
 
-Our choices of experts are drawn (penstock/model/drawn_routing.py). llama.cpp's routers choose, from hidden
-states that are random: their rows have norms by which as many experts are chosen again (random_gguf.py).
+Our choices of experts are drawn (penstock/model/mixture/drawn_routing.py). llama.cpp's routers choose, from
+hidden states that are random: their rows have norms by which as many experts are chosen again
+(random_gguf.py).
 """
 
 from __future__ import annotations

@@ -154,6 +154,25 @@ def test_nothing_leaves_while_somebody_computes_with_all_that_is_there(file: Pat
     tier.close()
 
 
+def test_a_run_uses_what_it_asks_for_and_ends_with_its_sweep(file: Path) -> None:
+    """The least recently used expert goes. A sweep that was given up leaves no run behind, and a closed tier
+    begins none."""
+    reader = FileReader(file)
+    tier = tier_of(reader, 4, num_per_sweep=1)
+    for number in range(4):
+        gathered(tier, [number])
+    tier.begin_run()
+    tier.end_run([[expert(0)], [expert(2)]])
+    gathered(tier, [5])
+    assert set(tier.arrivals.units) == {expert(number) for number in (0, 2, 3, 5)}
+    tier.begin_run()
+    tier.take_back()
+    assert gathered(tier, [6]) == [6]
+    tier.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        tier.begin_run()
+
+
 def test_wrong_guesses_give_their_slots_back(file: Path) -> None:
     """Three guesses wait behind one another; the layer asks for others, and none of its slots is lost."""
     reader = FileReader(file)

@@ -17,7 +17,7 @@ from test_convert import Ids
 from test_expert_kernels import form
 from test_int4_kernels import BUILDS
 from test_int4_kernels import kernels as fast
-from test_sublayers import CONFIG, DIM, WIDTH, copy_of, step, weights_of
+from test_sublayers import CONFIG, DIM, GO_ON, WIDTH, copy_of, step, weights_of
 from tiny_models import build
 from torch import Tensor
 
@@ -148,7 +148,7 @@ def one_by_one(memory: Memory, kernels: Kernels, context: int) -> tuple[Tensor, 
 def together(memory: Memory, kernels: Kernels, context: int) -> tuple[Tensor, list[Tensor]]:
     hidden, kv, batch = step([(context, 1)], torch.float16)
     caches = [copy_of(kv) for _ in memory.layers]
-    found = family(kernels).layers(range(len(memory.layers)), memory.layers, hidden, caches, batch)
+    found = family(kernels).layers(range(len(memory.layers)), memory.layers, hidden, caches, batch, GO_ON)
     assert found is not None
     return found, [part for cache in caches for part in cache.parts]
 
@@ -205,10 +205,15 @@ def test_other_steps_come_one_by_one() -> None:
 
     def layers(own: MixtureFamily, weights: Sequence[LayerWeights], num_tokens: int = 1) -> Tensor | None:
         hidden, kv, batch = step([(40, num_tokens)], torch.float16)
-        return own.layers(range(len(weights)), weights, hidden, [kv] * len(weights), batch)
+        return own.layers(range(len(weights)), weights, hidden, [kv] * len(weights), batch, GO_ON)
 
     assert layers(family(kernels), memory.layers) is not None
     assert layers(family(kernels), memory.layers, 2) is None
+    hidden, kv, batch = step([(40, 1)], torch.float16)
+    copied = replace(batch, copied_rows=torch.tensor([0]), copied_slots=torch.tensor([0]))
+    caches = [kv] * NUM_LAYERS
+    own = family(kernels)
+    assert own.layers(range(NUM_LAYERS), memory.layers, hidden, caches, copied, GO_ON) is None
     assert layers(family(ForwardingKernels(kernels)), memory.layers) is None
     assert layers(family(kernels), [LayerWeights(dict(each.items())) for each in memory.layers]) is None
     stacked = LayerWeights(dict(memory.layers[0].items()) | {"o": form("stacked", WIDTH, WIDTH, 3)})
@@ -232,7 +237,7 @@ def test_drawn_experts_are_computed_and_guessed() -> None:
         hidden, kv, batch = step([(7, 1)], torch.float16)
         for indices in (range(2), range(2, NUM_LAYERS)):
             found = own.layers(
-                indices, memory.layers[indices.start : indices.stop], hidden, [kv] * len(indices), batch
+                indices, memory.layers[indices.start : indices.stop], hidden, [kv] * 2, batch, GO_ON
             )
             assert found is not None
             hidden = found
@@ -247,47 +252,87 @@ def test_drawn_experts_are_computed_and_guessed() -> None:
 
 
 @pytest.mark.skipif(not BUILDS, reason="no C kernels were compiled")
-@pytest.mark.parametrize("share", [0.3, 0.6, 1.0])
+def test_keys_that_are_clamped_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    memory, (hidden, kv, batch) = Memory("int8", all_in(THERE)), step([(3, 1)], torch.float16)
+    layers = memory.layers[:1]
+    layers[0] = LayerWeights(dict(layers[0].items()) | {"k_norm": torch.full((DIM,), 1e6)})
+    layers[0].expert_run = memory.layers[0].expert_run
+    found = family(fast(BUILDS[0], "int16")).layers(range(1), layers, hidden, [kv], batch, GO_ON)
+    assert found is not None and "largest float16" in caplog.text
+
+
+@pytest.mark.skipif(not BUILDS, reason="no C kernels were compiled")
+def test_a_step_is_given_up_between_two_calls() -> None:
+    memory, (hidden, kv, batch) = Memory("int8", all_in(FAILS)), step([(3, 1)], torch.float16)
+
+    def give_up() -> None:
+        assert not memory.is_running
+        raise InterruptedError
+
+    own = family(fast(BUILDS[0], "int16"))
+    with pytest.raises(InterruptedError):
+        own.layers(range(NUM_LAYERS), memory.layers, hidden, [kv] * NUM_LAYERS, batch, give_up)
+    assert memory.num_runs == 1 and not memory.asked
+
+
+class Watched:
+    """Counts calls of several layers, and experts that were coming when one began."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_runs = self.num_coming = 0
+        self._run = NativeMixture.run
+        monkeypatch.setattr(NativeMixture, "run", lambda *arguments: self.run(*arguments))
+
+    def run(
+        self, sweep: NativeMixture, first: int, hidden: Tensor, experts: ExpertsForRun, begun: bool
+    ) -> Any:
+        self.num_runs += 1
+        self.num_coming += len(experts.coming)
+        return self._run(sweep, first, hidden, experts, begun)
+
+
+@pytest.mark.skipif(not BUILDS, reason="no C kernels were compiled")
+@pytest.mark.parametrize(
+    ("name", "kv_dtype", "overrides"),
+    [
+        ("Mixtral", "float16", {"hidden_size": 256, "intermediate_size": 512, "num_local_experts": 8}),
+        ("gpt-oss", "int8", {}),
+        ("Qwen3-MoE", "float16", {"mlp_only_layers": [], "decoder_sparse_step": 1}),
+    ],
+)
 def test_an_engine_counts_and_answers_as_layer_by_layer(
-    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kv_dtype: Any, overrides: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With slots for a share of the experts, read from a file one after the other."""
+    """With slots for a share of the experts, which are read from a file one after the other, slowly."""
     try:
         OrderedReads().close()
     except OSError as error:
         pytest.skip(str(error))
     monkeypatch.setattr(direct_io, "is_queued", lambda descriptor: True)
-    build("Mixtral", tmp_path / "made")
+    monkeypatch.setattr(OrderedReads.__init__, "__defaults__", (4096, 1))
+    build(name, tmp_path / "made", **({"num_hidden_layers": 6} | overrides))
     convert(open_model(tmp_path / "made").store, tmp_path / "int8")
-    config = EngineConfig(max_model_len=96, num_kv_tokens=300, enable_prefix_caching=False)
+    config = EngineConfig(max_model_len=96, num_kv_tokens=300, enable_prefix_caching=False, kv_dtype=kv_dtype)
     with Engine.load(tmp_path / "int8", config, tokenizer=Ids()) as engine:
         plan = engine.plan
-    spared = int(plan.num_expert_slots * (1 - share)) * plan.expert_slot_bytes
-    config = replace(config, host_memory_bytes=plan.host_used_bytes - spared)
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=3, speculation=False)
-    answers, counts, num_runs = [], [], 0
-    run = NativeMixture.run
-
-    def counted(*arguments: Any) -> Any:
-        nonlocal num_runs
-        num_runs += 1
-        return run(*arguments)
-
-    monkeypatch.setattr(NativeMixture, "run", counted)
-    for is_together in (False, True):
-        with Engine.load(tmp_path / "int8", config, tokenizer=Ids()) as engine:
-            tier = engine.streamer.tiers.nearest_experts
-            assert tier is not None and tier.is_ordered
-            if not is_together:
-                engine.executor.family.__dict__["_calls_mixtures"] = None
-            answers += [engine.generate([[5, 6, 7]], params)[0], engine.generate([[9] * 20], params)[0]]
-            counts.append((tier.num_asked, tier.uses.num_uses))
-            assert (num_runs > 0) == is_together
-            assert all(
-                (number in table) <= (UnitKey(*place, number) in tier.arrivals.units)
-                for place, table in tier.slots.tables.items()
-                for number in range(tier.num_units[place])
-            )
-    assert counts[0] == counts[1]
-    for mine, expected in zip(answers[2:], answers[:2], strict=True):
-        assert (mine.token_ids, mine.logprobs) == (expected.token_ids, expected.logprobs)
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=3, speculation=False)
+    watched = Watched(monkeypatch)
+    for share in (0.4, 0.8):
+        spared = int(plan.num_expert_slots * (1 - share)) * plan.expert_slot_bytes
+        small, found = replace(config, host_memory_bytes=plan.host_used_bytes - spared), list[Any]()
+        for is_together in (False, True):
+            num_before = watched.num_runs
+            with Engine.load(tmp_path / "int8", small, tokenizer=Ids()) as engine:
+                tier = engine.streamer.tiers.nearest_experts
+                assert tier is not None and tier.is_ordered
+                if not is_together:
+                    engine.executor.family.__dict__["_calls_mixtures"] = None
+                answers = [engine.generate([prompt], params)[0] for prompt in ([5, 6, 7], [9] * 20)]
+                found.append([(answer.token_ids, answer.logprobs) for answer in answers])
+                found[-1].append((tier.num_asked, tier.uses.num_uses))
+                assert (watched.num_runs > num_before) == is_together
+                for place, table in tier.slots.tables.items():
+                    keys = [UnitKey(*place, number) for number in range(tier.num_units[place])]
+                    assert all(key in tier.arrivals.units for key in keys if (key.expert or 0) in table)
+        assert found[0] == found[1]
+    assert watched.num_coming > 0

@@ -3,6 +3,7 @@ every build."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,8 @@ CONFIG: dict[str, Any] = {
     "num_hidden_layers": 1, "intermediate_size": 128, "vocab_size": 64, "max_position_embeddings": 3000,
     "rms_norm_eps": 1e-5,
 }  # fmt: skip
+#: For steps that nobody cancels.
+GO_ON: Callable[[], object] = bool
 #: What LlamaSpec has in place of Llama's values, and the matrices' form.
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "llama": ({}, "int8"),
@@ -126,7 +129,7 @@ def test_layers_in_one_call_have_the_bits_of_layers_one_by_one(kind: str, case: 
     for sequences in STEPS:
         hidden, kv, batch = step(sequences, torch.float16)
         caches, others = [copy_of(kv) for _ in weights], [copy_of(kv) for _ in weights]
-        together = Llama(spec, kernels, 3000).layers(range(3), weights, hidden, caches, batch)
+        together = Llama(spec, kernels, 3000).layers(range(3), weights, hidden, caches, batch, GO_ON)
         plain, expected = Llama(spec, ForwardingKernels(kernels), 3000), hidden
         for index, (each, cache) in enumerate(zip(weights, others, strict=True)):
             expected = plain.layer(index, each, expected, cache, batch)
@@ -141,13 +144,13 @@ def test_layers_that_no_call_computes_come_one_by_one() -> None:
     spec, kernels = Llama._spec(CONFIG | {"num_hidden_layers": 2}), fast(BUILDS[0], "int16")
     weights = [weights_of("int8")] * 2
     hidden, kv, batch = step([(40, MOST_TOKENS + 1)], torch.float16)
-    assert Llama(spec, kernels, 3000).layers(range(2), weights, hidden, [kv] * 2, batch) is None
+    assert Llama(spec, kernels, 3000).layers(range(2), weights, hidden, [kv] * 2, batch, GO_ON) is None
     hidden, kv, batch = step([(40, MOST_TOKENS)], torch.float16)
-    assert Llama(spec, kernels, 3000).layers(range(2), weights, hidden, [kv] * 2, batch) is not None
+    assert Llama(spec, kernels, 3000).layers(range(2), weights, hidden, [kv] * 2, batch, GO_ON) is not None
     parallel = Llama._spec(CONFIG | {"num_hidden_layers": 2}, is_parallel=True)
-    assert Llama(parallel, kernels, 3000).layers(range(2), weights, hidden, [kv] * 2, batch) is None
+    assert Llama(parallel, kernels, 3000).layers(range(2), weights, hidden, [kv] * 2, batch, GO_ON) is None
     forwarding = Llama(spec, ForwardingKernels(kernels), 3000)
-    assert forwarding.layers(range(2), weights, hidden, [kv] * 2, batch) is None
+    assert forwarding.layers(range(2), weights, hidden, [kv] * 2, batch, GO_ON) is None
     assert (forwarding.most_together, Llama(spec, kernels, 3000).most_together) == (1, MOST_TOGETHER)
 
 

@@ -138,7 +138,7 @@ class Executor:
         """Hidden states of the step's tokens after the last layer, float32 [num_tokens, hidden_size], on the
         compute device. K and V of the tokens are written. Inputs that have to be encoded are encoded before.
 
-        is_cancelled() is called before each layer, or before some layers that are computed in one call. If
+        is_cancelled() is called before each layer, or each call of the kernels for several layers. If
         is_cancelled() says yes, sweep() raises Cancelled. The KV cache then holds the step's tokens for some
         layers only, so the tokens must be computed again.
         observe(index, hidden) gets the hidden states after each layer. `hidden` is what the layers before the
@@ -192,7 +192,7 @@ class Executor:
                     indices = list(itertools.islice(counter, len(run)))
                     if is_cancelled():
                         raise Cancelled
-                    together = self._together(stack, indices, run, hidden, kv, layout)
+                    together = self._together(stack, indices, run, hidden, kv, layout, is_cancelled)
                     if together is not None:
                         hidden = together
                         continue
@@ -215,12 +215,18 @@ class Executor:
         hidden: Tensor,
         kv: KVSweep,
         layout: BatchLayout,
+        is_cancelled: Callable[[], bool],
     ) -> Tensor | None:
-        """What several layers make of the hidden states in one call. None: they are computed one by one."""
+        """What several layers make of the hidden states together. None: they are computed one by one."""
         if len(run) == 1:
             return None
+
+        def go_on() -> None:
+            if is_cancelled():
+                raise Cancelled
+
         caches = kv.layers([self._family.kv_layer(stack, index) for index in indices])
-        return None if caches is None else self._family.layers(indices, run, hidden, caches, layout)
+        return None if caches is None else self._family.layers(indices, run, hidden, caches, layout, go_on)
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:

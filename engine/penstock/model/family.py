@@ -92,9 +92,11 @@ class Family(Architecture):
         hidden: Tensor,
         caches: Sequence[LayerKV],
         batch: BatchLayout,
+        go_on: Callable[[], object],
     ) -> Tensor | None:
         """What layer() makes of the hidden states in layers that follow each other. None: this was not done,
-        and layer() has to do it."""
+        and layer() has to do it. go_on() is called where several calls of the kernels are needed, between
+        two of them; what it raises ends the step."""
         return None
 
     def kv_layer(self, stack: str, index: int) -> int:

@@ -127,18 +127,21 @@ class ExpertLender:
         self._coming = self._tier.begin_run()
         for key, each in self._coming:
             read, record = each.read, self._record(each.views or self._weights(key, each))
-            if not each.has_ended and isinstance(read, OrderedRead) and record is not None:
-                coming.append((self._table(key).address, key.expert or 0, record.address, read.ticket))
+            ticket = read.ticket if isinstance(read, OrderedRead) and not each.has_ended else -1
+            if isinstance(read, OrderedRead) and ticket >= 0 and record is not None:
+                coming.append((self._table(key).address, key.expert or 0, record.address, ticket))
                 wait, reads = read.reads.wait_address, read.reads.address
         self._put(self._coming)
         return ExpertsForRun(self._row_bytes, coming, wait, reads)
 
     def _end_run(self, asked: Sequence[tuple[UnitKey, Sequence[int]]]) -> None:
-        for key, each in self._coming:
-            each.is_there = each.is_there or (key.expert or 0) in self._table(key)
-        self._put(self._coming)
-        self._coming = []
-        self._tier.end_run([self._keys_of(*numbers) for numbers in asked])
+        coming, self._coming = self._coming, []
+        try:
+            for key, each in coming:
+                each.is_there = each.is_there or (key.expert or 0) in self._table(key)
+            self._put(coming)
+        finally:
+            self._tier.end_run([self._keys_of(*numbers) for numbers in asked])
 
     def _table(self, layer: UnitKey) -> ExpertTable:
         tables, place = self._tier.slots.tables, layer[:2]
@@ -147,12 +150,13 @@ class ExpertLender:
         return tables[place]
 
     def _put(self, group: Group) -> None:
-        """Those of these experts whose reads have ended are in memory."""
+        """Enter those of these experts into their tables that are in memory and not there yet."""
         for key, each in group:
-            if each.has_ended and not each.has_failed:
+            number, table, is_current = key.expert or 0, self._table(key), self._tier.holds(key, each)
+            if is_current and not table.keeps(number) and each.has_ended and not each.has_failed:
                 weights = each.views or self._weights(key, each)
                 if (record := self._record(weights)) is not None:
-                    self._table(key).put(key.expert or 0, weights, record)
+                    table.put(number, weights, record)
 
     def _record(self, weights: LayerWeights) -> ExpertRecord | None:
         """None: compiled kernels don't know the expert."""

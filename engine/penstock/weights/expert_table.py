@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class ExpertTable:
-    """One layer's experts with a gate. Whoever computes by the addresses keeps the table, which keeps the
-    weights."""
+    """Where the weights of one layer's experts are, if the experts have gates. Whoever computes by the
+    addresses keeps the table, which keeps the weights."""
 
     def __init__(self, num_experts: int) -> None:
         self._weights: list[LayerWeights | None] = [None] * num_experts
@@ -30,6 +30,10 @@ class ExpertTable:
         """An expert is in memory, with this record of its weights."""
         self._weights[number] = weights
         self._addresses[number] = record.address
+
+    def keeps(self, number: int) -> bool:
+        """Whether put() was called for an expert that is in memory."""
+        return self._weights[number] is not None
 
     def __contains__(self, number: int) -> bool:
         """Whether an expert is in memory: somebody has put it, or compiled kernels have."""

@@ -200,7 +200,8 @@ class LayerStreamer:
             if self._lender is not None and self._lender.lends_arriving:
                 weights.ask_arriving = partial(self._lender.arriving_groups, keys[0])
                 weights.take_present = partial(self._lender.take_present, keys[0])
-                weights.expert_run = self._lender.run(keys[0])
+                if "router" in weights:
+                    weights.expert_run = self._lender.run(keys[0])
         return weights
 
     def _in_ram(self, key: UnitKey) -> Tensor:

@@ -211,8 +211,8 @@ EXPORT void penstock_weighted_sum(const float *parts, const int64_t *rows, const
 }
 
 /* The sum of one token's experts, best first, times their scores: penstock_weighted_sum of what gated_experts gives.
- * `scratch` has room for that of gated_experts, for the results of all experts, and for what kernels/mixture/native.py
- * says of each expert. */
+ * `scratch` has room for that of gated_experts, for the results of all experts, and for what token_scratch_bytes() of
+ * kernels/expert_records.py says of each expert. */
 EXPORT void penstock_token_experts(const float *x, const expert_weights *const *weights, int64_t num_experts, int kind,
                                    float sharpness, float limit, int activation_bits, const float *scores,
                                    const float *onto, float *y, void *scratch) {

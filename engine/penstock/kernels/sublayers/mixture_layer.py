@@ -93,7 +93,8 @@ class MixtureRun(NamedTuple):
     #: The layer behind them.
     end: int
     hidden: Tensor  # [1, hidden_size]
-    #: The experts of each layer that was begun and has its experts in memory, best first.
+    #: The experts of each layer that has chosen in this call and has them in memory, best first: not those of
+    #: a layer that an earlier call had begun.
     chosen: list[list[int]]
     #: None: all were computed.
     stop: Stop | None

@@ -3,7 +3,7 @@ biases, in norms on the heads of q and k, and in sliding windows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -103,6 +103,7 @@ class Llama(LlamaArchitecture):
         hidden: Tensor,
         caches: Sequence[LayerKV],
         batch: BatchLayout,
+        go_on: Callable[[], object],
     ) -> Tensor | None:
         calls = self._sublayers if self._calls_layers else None
         return None if calls is None else calls.layers(self, indices, weights, hidden, caches, batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -92,11 +92,12 @@ class MixtureFamily(Llama):
         hidden: Tensor,
         caches: Sequence[LayerKV],
         batch: BatchLayout,
+        go_on: Callable[[], object],
     ) -> Tensor | None:
         calls = self._calls_mixtures
         if calls is None:
             return None
-        return calls.layers(self, self.spec.mixture, indices, weights, hidden, caches, batch)
+        return calls.layers(self, self.spec.mixture, indices, weights, hidden, caches, batch, go_on)
 
     def mlp(self, index: int, weights: LayerWeights, x: Tensor) -> Tensor:
         if "router" in weights:

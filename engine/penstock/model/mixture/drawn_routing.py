@@ -142,8 +142,9 @@ class _DrawnSublayers(Sublayers):
         function: GatedFunction,
         given: Sequence[GivenChoice] = (),
     ) -> MixtureSweep | None:
-        given = self._drawn.given(layers, routing)
-        return self._sublayers.mixture(layers, batch, routing, function, given)
+        if self._sublayers.mixture(layers, batch, routing, function) is None:
+            return None  # and no choice is lost
+        return self._sublayers.mixture(layers, batch, routing, function, self._drawn.given(layers, routing))
 
 
 def _chosen(logits: Tensor, routing: Routing, device: torch.device) -> Routed:

@@ -3,7 +3,7 @@ experts are in memory. The plain form is Llama.layer() with mixture_mlp()."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class MixtureCalls:
-    """The layers of one family, known by their weights."""
+    """Computes the layers of one family. Their routers are known by the layers' weights."""
 
     def __init__(self, attentions: SublayerCalls) -> None:
         self._attentions = attentions
@@ -39,8 +39,9 @@ class MixtureCalls:
         hidden: Tensor,
         caches: Sequence[LayerKV],
         batch: BatchLayout,
+        go_on: Callable[[], object],
     ) -> Tensor | None:
-        """The hidden state behind layers of which each has experts. None: nothing was computed."""
+        """Family.layers() of layers of which each has experts."""
         sublayers, runs = family.kernels.sublayers, [own for each in weights if (own := each.expert_run)]
         if sublayers is None or len(runs) < len(weights) or len(hidden) != 1 or batch.copied_rows is not None:
             return None
@@ -48,7 +49,7 @@ class MixtureCalls:
         if together is None:
             return None
         sweep = sublayers.mixture(together, batch, mixture.routing, mixture.function)
-        return None if sweep is None else _compute(family, mixture, sweep, runs, weights, hidden)
+        return None if sweep is None else _compute(family, mixture, sweep, runs, weights, hidden, go_on)
 
     def _together(
         self,
@@ -92,6 +93,7 @@ def _compute(
     runs: Sequence[ExpertRun],
     weights: Sequence[LayerWeights],
     hidden: Tensor,
+    go_on: Callable[[], object],
 ) -> Tensor:
     """The hidden state behind all layers of a sweep."""
     done, is_begun = 0, False
@@ -100,6 +102,7 @@ def _compute(
         hidden, done, is_begun, stop = run.hidden, run.end, False, run.stop
         if stop is None:
             break
+        go_on()
         behind, guess = weights[done].next_experts, None
         if behind is not None and stop.guessed is not None:
             guess = partial(behind.expect, stop.guessed)
@@ -117,10 +120,10 @@ def _run(
 ) -> MixtureRun:
     """As many of these layers as find their experts."""
     lender, asked = runs[0], list[tuple[UnitKey, list[int]]]()
-    experts = lender.begin()
     try:
-        run = sweep.run(first, hidden, experts, is_begun)
-        asked = [(runs[first + is_begun + place].layer, row) for place, row in enumerate(run.chosen)]
+        run = sweep.run(first, hidden, lender.begin(), is_begun)
+        layers = runs[first + is_begun :]  # a layer that was begun has asked
+        asked = [(own.layer, numbers) for own, numbers in zip(layers, run.chosen, strict=False)]
         return run
     finally:
         lender.end(asked)

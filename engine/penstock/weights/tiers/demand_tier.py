@@ -137,10 +137,15 @@ class DemandTier:
             self._wanted = dict.fromkeys(keys)
         return found
 
+    def holds(self, key: UnitKey, arrival: Arrival) -> bool:
+        """Whether a unit has not given its slot up since it was lent."""
+        return self.arrivals.units.get(key) is arrival
+
     def begin_run(self) -> Group:
-        """Until end_run() no unit gives its slot up. Returns the units that were guessed and whose reads have
-        begun since, those that failed excepted."""
+        """Until end_run() no unit gives its slot up. Returns the units that the last guess has had read, but
+        for those that failed."""
         with self.arrivals:
+            self._check_open()
             self._has_run = True
             units = self.arrivals.units
             return [(key, units[key]) for key in self.expected.begun if not units[key].has_failed]
@@ -196,7 +201,7 @@ class DemandTier:
         buffers."""
         with self.arrivals:
             self._num_taken_back += 1
-            self._wanted = {}
+            self._wanted, self._has_run = {}, False
             buffers = [arrival.buffer for arrival in self.slots.lent.values()]
             self.slots.lent.clear()
         return buffers
@@ -245,8 +250,7 @@ class DemandTier:
         """Lend those of these units whose reads have ended, and have the others read. What is lent is not
         waited for any more. Raises what reading raised; the unit is forgotten, and the next one who asks has
         it read anew."""
-        if self.arrivals.is_closed:
-            raise RuntimeError("the engine was closed while its experts were in use")
+        self._check_open()
         for key, arrival in group:
             if not arrival.is_there and arrival.has_failed:
                 self.slots.drop(key)
@@ -258,6 +262,10 @@ class DemandTier:
         if waiting:
             self._ask(takes_pinned=not group)
         return group
+
+    def _check_open(self) -> None:
+        if self.arrivals.is_closed:
+            raise RuntimeError("the engine was closed while its experts were in use")
 
     def _add_coming(self, group: Group, waiting: dict[UnitKey, None]) -> list[OrderedRead]:
         """Lends those of these units that are being read behind a group. Returns their reads."""
