@@ -95,8 +95,12 @@ class DrawnRouters(ForwardingKernels):
             found.append(GivenChoice(own, guess.experts))
             own = following
         if last is not None and own is not None:
-            self._guessed[last.router.weight.data_ptr()] = own
+            self.expect(last.router, own)
         return found
+
+    def expect(self, router: Router, choice: Routed) -> None:
+        """A router will choose this."""
+        self._guessed[router.weight.data_ptr()] = choice
 
     def _next(self, routing: Routing, device: torch.device) -> tuple[Routed, Routed]:
         """The choice of one token, and a guess."""
@@ -142,9 +146,11 @@ class _DrawnSublayers(Sublayers):
         function: GatedFunction,
         given: Sequence[GivenChoice] = (),
     ) -> MixtureSweep | None:
-        if self._sublayers.mixture(layers, batch, routing, function) is None:
-            return None  # and no choice is lost
-        return self._sublayers.mixture(layers, batch, routing, function, self._drawn.given(layers, routing))
+        given = self._drawn.given(layers, routing)
+        sweep = self._sublayers.mixture(layers, batch, routing, function, given)
+        if sweep is None:  # the first layer's choice may have been guessed
+            self._drawn.expect(layers[0].router.router, given[0].routed)
+        return sweep
 
 
 def _chosen(logits: Tensor, routing: Routing, device: torch.device) -> Routed:
