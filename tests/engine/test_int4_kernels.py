@@ -209,6 +209,21 @@ def test_wide_matrices_in_steps(kind: str, columns: int, size: int, form: str) -
 
 
 @pytest.mark.parametrize("kind", FAST)
+@pytest.mark.parametrize("form", ["steps", "kept steps", "steps in some rows"])
+def test_many_channels_by_one_token(kind: str, form: str) -> None:
+    """A task of many channels reads several of them at a time, each in a part of its own; a rest is left."""
+    for activations, size in (("int16", 32), ("int16", 64), ("int16", 128), ("int8", 64)):
+        mine = kernels(kind, activations)
+        if isinstance(mine, NativeKernels):
+            mine.set_num_threads(1)
+        x = torch.randn(1, 384, generator=torch.Generator().manual_seed(0))
+        for rows in (1024, 1600, 3005):
+            weight, bias = matrix(form, rows, 384, size, torch.bfloat16), torch.randn(rows)
+            expected = ReferenceKernels(activations).linear(x, weight, bias)
+            assert torch.equal(mine.linear(x, weight, bias), expected), (activations, size, rows)
+
+
+@pytest.mark.parametrize("kind", FAST)
 @pytest.mark.parametrize("form", ["steps", "kept steps"])
 def test_steps_of_the_product_before_are_not_met(kind: str, form: str) -> None:
     """A thread keeps the steps of its last channels: eight of one token, then a panel of three."""

@@ -1,7 +1,7 @@
 /* The sums of codes_bytes.h where scales are steps: integers over all groups of a channel. Part of codes_bytes.h. */
 #pragma once
 
-enum { STEPPED_TOKENS = 4, BFLOAT_ROWS = 4, STEPPED_BYTES = 16 << 10 /* of activations, which stay in the L1 cache */ };
+enum { NUM_STREAMS = 4, STREAM_AHEAD = 512, STEPPED_TOKENS = 4, BFLOAT_ROWS = 4, STEPPED_BYTES = 16 << 10 /* of activations, which stay in the L1 cache */ };
 
 INLINE void store_words(uint16_t *to, __m256i v) { _mm256_storeu_si256((__m256i *)to, v); }
 
@@ -67,7 +67,7 @@ NOINLINE bool find_last_bfloat_steps(const uint16_t *scales, int64_t n, channel_
     return find_bfloat_steps(room, n, own, place);
 }
 /* The same where rows have their steps apart, as bytes. */
-INLINE bool find_kept_steps(const linear *l, channel_steps *own, int64_t column, int64_t channels) {
+INLINE bool find_kept_steps(const linear *l, channel_steps *own, int64_t place, int64_t column, int64_t channels) {
     static const uint8_t masks[32] = {[0 ... 15] = 0xff};
     const int64_t n = l->num_groups, whole = n / 16 * 16;
     const int8_t *kept = l->numbers.sub_scale + column * n, *end = l->numbers.sub_scale + l->out_features * n;
@@ -78,7 +78,7 @@ INLINE bool find_kept_steps(const linear *l, channel_steps *own, int64_t column,
         for (; g < whole; g += 16) {
             const __m128i some = _mm_loadu_si128((const __m128i *)(kept + g));
             over = _mm_or_si128(over, _mm_subs_epu8(_mm_abs_epi8(some), most));
-            store_words(own->at[i] + g, _mm256_cvtepi8_epi16(some));
+            store_words(own->at[place + i] + g, _mm256_cvtepi8_epi16(some));
         }
         if (g == n) continue;
         int8_t room[16];
@@ -86,31 +86,33 @@ INLINE bool find_kept_steps(const linear *l, channel_steps *own, int64_t column,
         if (end - from < 16) from = memcpy(room, from, n - g); /* nothing behind the matrix may be read */
         const __m128i some = _mm_and_si128(_mm_loadu_si128((const __m128i *)from), last);
         over = _mm_or_si128(over, _mm_subs_epu8(_mm_abs_epi8(some), most));
-        store_words(own->at[i] + g, _mm256_cvtepi8_epi16(some));
+        store_words(own->at[place + i] + g, _mm256_cvtepi8_epi16(some));
     }
     bool have = _mm_testz_si128(over, over);
-    widen(l->numbers.scale, l->numbers.dtype, column, channels, own->units);
-    for (int64_t i = 0; i < channels; i++) have &= is_unit(own->units[i]);
+    float *units = own->units + place;
+    widen(l->numbers.scale, l->numbers.dtype, column, channels, units);
+    for (int64_t i = 0; i < channels; i++) have &= is_unit(units[i]);
     return have;
 }
 
-INLINE bool find_panel_steps(const linear *l, int64_t column, int64_t channels) {
+/* The steps of some channels, at `place` and behind it among those of the thread. False: some have none. */
+INLINE bool find_panel_steps(const linear *l, int64_t place, int64_t column, int64_t channels) {
     channel_steps *own = own_steps();
-    if (is_one_block(l)) return find_kept_steps(l, own, column, channels);
+    if (is_one_block(l)) return find_kept_steps(l, own, place, column, channels);
     const int64_t n = l->num_groups, readable = (l->out_features - column) * n;
     const uint16_t *scales = (const uint16_t *)l->numbers.scale + column * n; /* of bfloat16 */
     bool have = true;
     if (l->numbers.dtype == 2) {
         for (int64_t i = 0; have && i < channels; i += BFLOAT_ROWS) {
             const bool is_safe = i + BFLOAT_ROWS <= channels && readable >= (i + BFLOAT_ROWS) * n + 15;
-            if (is_safe) have = find_bfloat_steps(scales + i * n, n, own, i);
-            else have = find_last_bfloat_steps(scales + i * n, n, own, i, MIN(BFLOAT_ROWS, channels - i));
+            if (is_safe) have = find_bfloat_steps(scales + i * n, n, own, place + i);
+            else have = find_last_bfloat_steps(scales + i * n, n, own, place + i, MIN(BFLOAT_ROWS, channels - i));
         }
         return have;
     }
     for (int64_t i = 0; have && i < channels; i++) {
-        have = find_steps_as(l, column + i, own->at[i], &own->units[i], false);
-        memset(own->at[i] + n, 0, 15 * sizeof **own->at);
+        have = find_steps_as(l, column + i, own->at[place + i], &own->units[place + i], false);
+        memset(own->at[place + i] + n, 0, 15 * sizeof **own->at);
     }
     return have;
 }
@@ -128,7 +130,8 @@ INLINE __m256i step_words(const uint16_t *at, const int64_t size) {
 typedef struct {
     const int8_t *x, *w; /* from group g on; tokens are `row_bytes` apart, and channels `stride` (0: one, again) */
     int64_t row_bytes, stride;
-    const uint16_t *at;        /* all steps of the channels, PLACES apart */
+    const uint16_t *at;        /* all steps of the channels */
+    int64_t apart;             /* of two channels' steps, where each channel has a stream of its own; else PLACES */
     const int16_t *zero_parts; /* for each token, PLACES low parts and then PLACES high parts: find_zero_parts() */
     int64_t g, g_end, num_groups;
 } stepped_pairs;
@@ -180,14 +183,15 @@ typedef struct {
 #define FOUR_OF_4(v) add_lanes(v##00, v##10, v##20, v##30)
 
 /* What is fetched while `channels` are multiplied: the next ones, or where rows are met in parts, the same bytes of
- * each of some later rows. */
-INLINE code_fetch next_pairs(const stepped_pairs *p, int64_t channels) {
+ * each of some later rows, or of each stream some later bytes. */
+INLINE code_fetch next_pairs(const stepped_pairs *p, int64_t channels, bool has_streams) {
+    if (has_streams) return (code_fetch){tuning.prefetch_bytes_int4 ? p->w + STREAM_AHEAD : NULL, true};
     if (channels > 1) return next_codes(p->w, channels, p->stride);
     const int64_t ahead = MAX(2, NEAR_BYTES / p->stride) * p->stride;
     return (code_fetch){tuning.prefetch_bytes_int4 ? p->w + ahead : NULL, true};
 }
-INLINE void fetch_pairs(code_fetch fetch, int channels, int64_t stride, int64_t from, int64_t bytes) {
-    if (channels == 4) fetch_codes(fetch, channels * from, channels * bytes); /* one token meets whole rows */
+INLINE void fetch_pairs(code_fetch fetch, int channels, bool has_streams, int64_t stride, int64_t from, int64_t bytes) {
+    if (channels == 4 && !has_streams) fetch_codes(fetch, channels * from, channels * bytes); /* one token meets whole rows */
     else if (from % 64 == 0 || bytes == 64)
         for (int j = 0; j < channels; j++) fetch_codes(fetch, j * stride + from, 64);
 }
@@ -195,40 +199,45 @@ INLINE void fetch_pairs(code_fetch fetch, int channels, int64_t stride, int64_t 
 /* R tokens by C channels, the groups from g to g_end. Their sums are exact in double. The part that has group 0 sets
  * `sums`, and later parts add to it. */
 typedef void (*stepped_fn)(const stepped_pairs *p, vec4 *sums);
-#define DEFINE_STEPPED(R, C, of_size, of_split)                                                    \
-    NOINLINE void stepped_##R##_##of_size##_##of_split(const stepped_pairs *p, vec4 *sums) {       \
-        enum { size = of_size, is_split = of_split };                                              \
+#define DEFINE_STEPPED(name, R, C, of_size, of_split)                                              \
+    NOINLINE void name##_##R##_##of_size##_##of_split(const stepped_pairs *p, vec4 *sums) {        \
+        enum { size = of_size, is_split = of_split, has_streams = IS_##name };                     \
         const int64_t x_block = is_split ? 2 * BYTE_BLOCK : BYTE_BLOCK, at_once = size == 32 ? 2 : 1; \
         const int64_t bytes = at_once * size / 2, stride = p->stride, row_bytes = p->row_bytes;    \
-        const int64_t apart = stride ? PLACES : 0, g_end = p->g_end;                               \
+        const int64_t apart = has_streams ? p->apart : stride ? PLACES : 0, g_end = p->g_end;      \
         const int8_t *x = p->x, *w = p->w;                                                         \
         const uint16_t *at = p->at;                                                                \
-        const code_fetch fetch = next_pairs(p, C);                                                 \
+        const code_fetch fetch = next_pairs(p, C, has_streams);                                    \
         CHANNELS_##C(CLEAR_CHANNEL, R)                                                             \
         if (p->g == 0) {                                                                           \
             const int16_t *zero_parts = p->zero_parts;                                             \
             for (int64_t h = 0; h < p->num_groups; h += 16) { CHANNELS_##C(BEGIN_CHANNEL, R) }     \
         }                                                                                          \
         for (int64_t g = p->g, k = 0; g < g_end; g += at_once, k += bytes, w += bytes, x += bytes * x_block / 32) { \
-            fetch_pairs(fetch, C, stride, k, bytes);                                               \
+            fetch_pairs(fetch, C, has_streams, stride, k, bytes);                                               \
             CHANNELS_##C(STEPPED_CHANNEL, R)                                                       \
         }                                                                                          \
         vec4 part = (vec4)_mm256_cvtepi32_pd(FOUR_OF_##R(lo));                                     \
         if (is_split) part += 256.0 * (vec4)_mm256_cvtepi32_pd(FOUR_OF_##R(hi));                   \
         *sums = p->g == 0 ? part : *sums + part;                                                   \
     }
-#define DEFINE_STEPPED_OF(R, C)                                                                    \
-    DEFINE_STEPPED(R, C, 32, 0) DEFINE_STEPPED(R, C, 32, 1) DEFINE_STEPPED(R, C, 64, 0)            \
-    DEFINE_STEPPED(R, C, 64, 1) DEFINE_STEPPED(R, C, 128, 0) DEFINE_STEPPED(R, C, 128, 1)
-#define STEPPED_OF(R)                                                                              \
-    {{stepped_##R##_32_0, stepped_##R##_32_1}, {stepped_##R##_64_0, stepped_##R##_64_1},           \
-     {stepped_##R##_128_0, stepped_##R##_128_1}}
-DEFINE_STEPPED_OF(1, 4)
-DEFINE_STEPPED_OF(2, 2)
-DEFINE_STEPPED_OF(3, 1)
-DEFINE_STEPPED_OF(4, 1)
-static const stepped_fn stepped_tiles[STEPPED_TOKENS][3][2] = {STEPPED_OF(1), STEPPED_OF(2), STEPPED_OF(3),
-                                                               STEPPED_OF(4)};
+#define IS_stepped 0
+#define IS_streams 1
+#define DEFINE_STEPPED_OF(name, R, C)                                                              \
+    DEFINE_STEPPED(name, R, C, 32, 0) DEFINE_STEPPED(name, R, C, 32, 1)                            \
+    DEFINE_STEPPED(name, R, C, 64, 0) DEFINE_STEPPED(name, R, C, 64, 1)                            \
+    DEFINE_STEPPED(name, R, C, 128, 0) DEFINE_STEPPED(name, R, C, 128, 1)
+#define STEPPED_OF(name, R)                                                                        \
+    {{name##_##R##_32_0, name##_##R##_32_1}, {name##_##R##_64_0, name##_##R##_64_1},               \
+     {name##_##R##_128_0, name##_##R##_128_1}}
+DEFINE_STEPPED_OF(stepped, 1, 4)
+DEFINE_STEPPED_OF(stepped, 2, 2)
+DEFINE_STEPPED_OF(stepped, 3, 1)
+DEFINE_STEPPED_OF(stepped, 4, 1)
+DEFINE_STEPPED_OF(streams, 1, 4)
+static const stepped_fn stepped_tiles[STEPPED_TOKENS][3][2] = {STEPPED_OF(stepped, 1), STEPPED_OF(stepped, 2),
+                                                               STEPPED_OF(stepped, 3), STEPPED_OF(stepped, 4)};
+static const stepped_fn stream_tiles[3][2] = STEPPED_OF(streams, 1);
 
 /* Of some tokens, what SIGNED_CODES * step is multiplied by for each group: the negative sum of its activations, in
  * parts that fit 16 bits, low + 256 high (of 8-bit activations, low alone). */
@@ -284,10 +293,43 @@ static void stepped_tokens(const linear *l, int64_t token, int tokens, int64_t c
 /* At most STEPPED_CHANNELS channels. False: some of them have no steps, and nothing is computed. */
 static bool stepped_panel(const linear *l, int64_t column, int64_t channels) {
     const int64_t num_tokens = l->a->num_tokens, tiles = (num_tokens + STEPPED_TOKENS - 1) / STEPPED_TOKENS;
-    if (!find_panel_steps(l, column, channels)) return false;
+    if (!find_panel_steps(l, 0, column, channels)) return false;
     for (int64_t i = 0, t = 0, end; i < tiles; i++, t = end) {
         end = (i + 1) * num_tokens / tiles;
         stepped_tokens(l, t, (int)(end - t), column, channels);
     }
     return true;
+}
+
+/* One token by as many channels as make four long streams: each tile has a channel of each quarter, so that a thread
+ * reads at four places, on and on, which is what a processor fetches by itself. Returns the first channel that was not
+ * computed: `column` itself where channels are too few, or some have no steps. */
+static int64_t stepped_streams(const linear *l, int64_t column, int64_t column_end) {
+    const activations *a = l->a;
+    const int64_t at_once = STEPPED_CHANNELS / NUM_STREAMS, length = (column_end - column) / STEPPED_CHANNELS * at_once;
+    if (length < 2 * at_once) return column;
+    const channel_steps *own = own_steps();
+    int16_t *parts = zero_parts[0][0];
+    __asm__("" : "+r"(parts)); /* as in own_steps() */
+    find_zero_parts(a, 0, parts, parts + PLACES);
+    const stepped_fn add = stream_tiles[a->group_size / 64][a->is_split];
+    const double token_scale = a->token_scales[0];
+    stepped_pairs p = {.x = bytes_of_token(a, 0), .row_bytes = 2 * a->padded, .stride = length * l->row_bytes,
+                       .apart = at_once * PLACES, .zero_parts = parts, .num_groups = l->num_groups,
+                       .g_end = l->num_groups};
+    for (int64_t c = column; c < column + length; c += at_once) {
+        for (int j = 0; j < NUM_STREAMS; j++)
+            if (!find_panel_steps(l, j * at_once, c + j * length, at_once)) return column;
+        for (int64_t i = 0; i < at_once; i++) {
+            vec4 sums;
+            p.w = l->qweight + (c + i) * l->row_bytes, p.at = own->at[i];
+            add(&p, &sums);
+            for (int j = 0; j < NUM_STREAMS; j++) {
+                const int64_t channel = c + i + j * length;
+                l->y[channel] = (float)(sums[j] * (token_scale * (double)own->units[j * at_once + i]));
+                if (l->bias) l->y[channel] += l->bias[channel];
+            }
+        }
+    }
+    return column + NUM_STREAMS * length;
 }
