@@ -167,9 +167,7 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_layers": (
         _P, _N, _P, _N, _P, _P, _P, _N, _P, _P, _P, _N, _I, _F, _F, _I, _P, _P, _P, _P
     ),
-    "penstock_mixture_layers": (
-        _P, _N, _I, _P, _P, _P, _P
-    ),
+    "penstock_mixture_layers": (_P, _N, _I, _P, _P, _P, _P),
     "penstock_handed_product": (_P,),
     "penstock_attend": (_P, _P, _P),
     "penstock_crossing_open": (_P, _P, _P, _N, _P),

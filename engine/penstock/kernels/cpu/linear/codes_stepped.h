@@ -1,7 +1,8 @@
 /* The sums of codes_bytes.h where scales are steps: integers over all groups of a channel. Part of codes_bytes.h. */
 #pragma once
 
-enum { NUM_STREAMS = 4, STREAM_AHEAD = 512, STEPPED_TOKENS = 4, BFLOAT_ROWS = 4, STEPPED_BYTES = 16 << 10 /* of activations, which stay in the L1 cache */ };
+enum { STEPPED_TOKENS = 4, BFLOAT_ROWS = 4, STEPPED_BYTES = 16 << 10 /* of activations, which stay in the L1 cache */ };
+enum { NUM_STREAMS = 4, STREAM_AHEAD = 512 /* bytes, at which a stream's lines are fetched */ };
 
 INLINE void store_words(uint16_t *to, __m256i v) { _mm256_storeu_si256((__m256i *)to, v); }
 
@@ -130,8 +131,8 @@ INLINE __m256i step_words(const uint16_t *at, const int64_t size) {
 typedef struct {
     const int8_t *x, *w; /* from group g on; tokens are `row_bytes` apart, and channels `stride` (0: one, again) */
     int64_t row_bytes, stride;
-    const uint16_t *at;        /* all steps of the channels */
-    int64_t apart;             /* of two channels' steps, where each channel has a stream of its own; else PLACES */
+    const uint16_t *at;        /* all steps of the channels, PLACES apart */
+    int64_t apart;             /* what they are apart where each channel has a stream of its own */
     const int16_t *zero_parts; /* for each token, PLACES low parts and then PLACES high parts: find_zero_parts() */
     int64_t g, g_end, num_groups;
 } stepped_pairs;
@@ -190,7 +191,8 @@ INLINE code_fetch next_pairs(const stepped_pairs *p, int64_t channels, bool has_
     const int64_t ahead = MAX(2, NEAR_BYTES / p->stride) * p->stride;
     return (code_fetch){tuning.prefetch_bytes_int4 ? p->w + ahead : NULL, true};
 }
-INLINE void fetch_pairs(code_fetch fetch, int channels, bool has_streams, int64_t stride, int64_t from, int64_t bytes) {
+INLINE void fetch_pairs(code_fetch fetch, int channels, bool has_streams, int64_t stride, int64_t from,
+                        int64_t bytes) {
     if (channels == 4 && !has_streams) fetch_codes(fetch, channels * from, channels * bytes); /* one token meets whole rows */
     else if (from % 64 == 0 || bytes == 64)
         for (int j = 0; j < channels; j++) fetch_codes(fetch, j * stride + from, 64);
@@ -214,7 +216,7 @@ typedef void (*stepped_fn)(const stepped_pairs *p, vec4 *sums);
             for (int64_t h = 0; h < p->num_groups; h += 16) { CHANNELS_##C(BEGIN_CHANNEL, R) }     \
         }                                                                                          \
         for (int64_t g = p->g, k = 0; g < g_end; g += at_once, k += bytes, w += bytes, x += bytes * x_block / 32) { \
-            fetch_pairs(fetch, C, has_streams, stride, k, bytes);                                               \
+            fetch_pairs(fetch, C, has_streams, stride, k, bytes);                                  \
             CHANNELS_##C(STEPPED_CHANNEL, R)                                                       \
         }                                                                                          \
         vec4 part = (vec4)_mm256_cvtepi32_pd(FOUR_OF_##R(lo));                                     \

@@ -77,7 +77,10 @@ static bool choose_experts(const mixture_sweep *s, const expert_router *r, const
     bool are_there = true;
     penstock_route(x, width, 1, width, r->weight, r->bias, r->correction, s->how, experts, scores, s->routing);
     if (given) memcpy(experts, given, s->how->num_chosen * sizeof *experts);
-    for (int64_t i = 0; i < s->how->num_chosen; i++) are_there &= (weights[i] = find_expert(r, experts[i], coming)) != NULL;
+    for (int64_t i = 0; i < s->how->num_chosen; i++) {
+        weights[i] = find_expert(r, experts[i], coming);
+        are_there &= weights[i] != NULL;
+    }
     return are_there;
 }
 
