@@ -9,7 +9,7 @@ static struct {
      * build. */
     int64_t prefetch_bytes;
     /* The same of 4-bit codes that vnni_factors.h multiplies: to the L2 cache. AVX512-VNNI. In codes_bytes.h, 0 means
-     * that nothing is prefetched; else the next channels are. */
+     * that nothing is prefetched; else what is read next. */
     int64_t prefetch_bytes_int4;
     /* Rows of integers up to which weights are always multiplied row by row, AVX512-VNNI; more of them, up to
      * MOST_FEW_ROWS, still are where they don't fill tiles. */

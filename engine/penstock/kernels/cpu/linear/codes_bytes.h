@@ -150,14 +150,7 @@ static const bytes_fn bytes_tiles[3][2][3] = {BYTES_OF(32), BYTES_OF(64), BYTES_
 
 /* Computes all channels. */
 static int64_t linear_bytes(const linear *l, int64_t column, int64_t column_end) {
-    const activations *a = l->a;
-    const bytes_fn tile = bytes_tiles[a->group_size / 64][a->is_split][l->kind == INT4_TABLE ? 2 : l->has_minimum];
-    if (l->has_steps && a->num_tokens == 1) column = stepped_streams(l, column, column_end);
-    for (int64_t stop; column < column_end; column = stop) {
-        stop = MIN(column + (l->has_steps ? STEPPED_CHANNELS : CHANNELS), column_end);
-        if (l->has_steps && stepped_panel(l, column, stop - column)) continue;
-        for (int64_t c = column; c < stop; c += CHANNELS)
-            for (int64_t t = 0; t < a->num_tokens; t++) tile(l, t, c, (int)MIN(CHANNELS, stop - c));
-    }
+    if (l->has_steps && l->a->num_tokens == 1) column = stepped_streams(l, column, column_end);
+    bytes_channels(l, column, column_end);
     return column_end;
 }

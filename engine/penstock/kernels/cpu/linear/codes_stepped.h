@@ -131,8 +131,8 @@ INLINE __m256i step_words(const uint16_t *at, const int64_t size) {
 typedef struct {
     const int8_t *x, *w; /* from group g on; tokens are `row_bytes` apart, and channels `stride` (0: one, again) */
     int64_t row_bytes, stride;
-    const uint16_t *at;        /* all steps of the channels, PLACES apart */
-    int64_t apart;             /* what they are apart where each channel has a stream of its own */
+    const uint16_t *at;        /* all steps of the channels: PLACES apart, */
+    int64_t apart;             /* or so far where each channel has a stream of its own */
     const int16_t *zero_parts; /* for each token, PLACES low parts and then PLACES high parts: find_zero_parts() */
     int64_t g, g_end, num_groups;
 } stepped_pairs;
@@ -193,7 +193,7 @@ INLINE code_fetch next_pairs(const stepped_pairs *p, int64_t channels, bool has_
 }
 INLINE void fetch_pairs(code_fetch fetch, int channels, bool has_streams, int64_t stride, int64_t from,
                         int64_t bytes) {
-    if (channels == 4 && !has_streams) fetch_codes(fetch, channels * from, channels * bytes); /* one token meets whole rows */
+    if (channels == 4 && !has_streams) fetch_codes(fetch, channels * from, channels * bytes); /* whole rows */
     else if (from % 64 == 0 || bytes == 64)
         for (int j = 0; j < channels; j++) fetch_codes(fetch, j * stride + from, 64);
 }
@@ -303,9 +303,22 @@ static bool stepped_panel(const linear *l, int64_t column, int64_t channels) {
     return true;
 }
 
+/* Channels one after the other, by all tokens. Where some that are met together have no steps, their groups are added
+ * up as if none had. */
+static void bytes_channels(const linear *l, int64_t column, int64_t column_end) {
+    const activations *a = l->a;
+    const bytes_fn tile = bytes_tiles[a->group_size / 64][a->is_split][l->kind == INT4_TABLE ? 2 : l->has_minimum];
+    for (int64_t stop; column < column_end; column = stop) {
+        stop = MIN(column + (l->has_steps ? STEPPED_CHANNELS : CHANNELS), column_end);
+        if (l->has_steps && stepped_panel(l, column, stop - column)) continue;
+        for (int64_t c = column; c < stop; c += CHANNELS)
+            for (int64_t t = 0; t < a->num_tokens; t++) tile(l, t, c, (int)MIN(CHANNELS, stop - c));
+    }
+}
+
 /* One token by as many channels as make four long streams: each tile has a channel of each quarter, so that a thread
  * reads at four places, on and on, which is what a processor fetches by itself. Returns the first channel that was not
- * computed: `column` itself where channels are too few, or some have no steps. */
+ * computed: `column` itself where channels are too few. */
 static int64_t stepped_streams(const linear *l, int64_t column, int64_t column_end) {
     const activations *a = l->a;
     const int64_t at_once = STEPPED_CHANNELS / NUM_STREAMS, length = (column_end - column) / STEPPED_CHANNELS * at_once;
@@ -320,8 +333,12 @@ static int64_t stepped_streams(const linear *l, int64_t column, int64_t column_e
                        .apart = at_once * PLACES, .zero_parts = parts, .num_groups = l->num_groups,
                        .g_end = l->num_groups};
     for (int64_t c = column; c < column + length; c += at_once) {
-        for (int j = 0; j < NUM_STREAMS; j++)
-            if (!find_panel_steps(l, j * at_once, c + j * length, at_once)) return column;
+        bool have = true;
+        for (int j = 0; have && j < NUM_STREAMS; j++) have = find_panel_steps(l, j * at_once, c + j * length, at_once);
+        if (!have) { /* the thread's zero parts, which this finds again, are the same */
+            for (int64_t j = 0, from = c; j < NUM_STREAMS; j++, from += length) bytes_channels(l, from, from + at_once);
+            continue;
+        }
         for (int64_t i = 0; i < at_once; i++) {
             vec4 sums;
             p.w = l->qweight + (c + i) * l->row_bytes, p.at = own->at[i];

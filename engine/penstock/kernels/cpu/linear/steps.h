@@ -14,7 +14,8 @@ enum { SIGNED_CODES = 8, SIGNED_BITS = 3, MOST_STEPS = 15, STEPPED_CHANNELS = 64
 /* Vectors write up to 31 places beyond the last group. */
 enum { MOST_STEPPED_GROUPS = 1024, PLACES = MOST_STEPPED_GROUPS + 32 };
 
-/* Of the channels that a thread computes, each at its number modulo STEPPED_CHANNELS. */
+/* Of the channels that a thread computes: each at its number modulo STEPPED_CHANNELS, or 16 of each of the streams of
+ * codes_stepped.h. */
 typedef struct {
     float units[STEPPED_CHANNELS];
     uint16_t at[STEPPED_CHANNELS][PLACES]; /* where each step's row of stepped_codes begins */
