@@ -73,7 +73,11 @@ def test_a_head_computes_its_formula(pair: Pair, monkeypatch: pytest.MonkeyPatch
             assert (row == ABSENT).sum() == len(row) - len(found)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("pair", "case"),
+    [*(("SGLang's", case) for case in CASES), ("speculators", "streamed")],
+    indirect=["pair"],
+)
 def test_answers_are_those_without_a_head(case: str, pair: Pair, undrafted: list[Completion]) -> None:
     engine, drafter = pair.load(**CASES[case])
     with engine:

@@ -36,7 +36,6 @@ GIB, MIB, PAGE = 1 << 30, 1 << 20, 4096
 PARAMS = SamplingParams(temperature=0.8, seed=1, max_tokens=6, ignore_eos=True, logprobs=2)
 #: Room for a sequence and a half.
 NARROW = EngineConfig(
-    kernels="torch",
     max_model_len=112,
     max_num_batched_tokens=40,
     max_num_seqs=4,

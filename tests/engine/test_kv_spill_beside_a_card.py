@@ -33,7 +33,6 @@ on_a_card = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 MIB = 1 << 20
 #: Ten blocks.
 PLAIN = EngineConfig(
-    kernels="torch",
     max_model_len=112,
     max_num_batched_tokens=40,
     max_num_seqs=4,
@@ -118,10 +117,10 @@ def test_answers_are_those_of_a_larger_cache(
     name: str, more: dict[str, Any], device: str, tmp_path: Path
 ) -> None:
     """Prompts in chunks, of several sequences that have to wait for each other's blocks; windows, latents,
-    and scales beside integers. On a card its own kernels compute."""
+    and scales beside integers."""
     build(name, tmp_path)
     asked = prompts(70, 45, 10)
-    plain = replace(PLAIN, kernels="auto", **more)
+    plain = replace(PLAIN, **more)
     expected = answers(tmp_path, plain, device, asked)
     with load(tmp_path, spilled(tmp_path, plain), device) as engine:
         plan = engine.plan
@@ -259,7 +258,7 @@ def test_what_can_not_be_spilled_is_refused(model: Path, tmp_path: Path) -> None
             folder = tmp_path / name
             (build_encoder_decoder if name == "BART" else build)(name, folder)
             with pytest.raises(ConfigError, match=f"--kv-spill-memory: .*{reason}"):
-                load(folder, replace(PLAIN, kv_spill_bytes=MIB), "cuda")
+                load(folder, replace(PLAIN, kernels="torch", kv_spill_bytes=MIB), "cuda")
         check_nothing_is_left(card)
     with pytest.raises(ConfigError, match=r"--kv-spill-memory .*--kv-cache-memory.*--kv-spill\)"):
         load(model, replace(PLAIN, kv_spill_bytes=MIB), "cpu")

@@ -101,7 +101,11 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("folder", "case"),
+    [*(("GLM-4.5", case) for case in CASES), ("DeepSeek V3", "streamed")],
+    indirect=["folder"],
+)
 def test_answers_are_those_without_a_head(
     case: str, folder: tuple[Path, PlainHead], undrafted: list[Completion]
 ) -> None:

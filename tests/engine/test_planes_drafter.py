@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from test_draft_model import flat_s
-from test_drafts import ASKED_PARAMS, ASKED_PROMPTS, CONFIGS, check_all_is_free, undrafted
+from test_drafts import ASKED_PARAMS, ASKED_PROMPTS, CONFIGS, SOME_CONFIGS, check_all_is_free, undrafted
 from test_engine import exact
 
 from conftest import save_tiny_llama
@@ -36,7 +36,7 @@ def planes_of(engine: Engine) -> PlanesDrafter:
     return engine.draft_model
 
 
-@pytest.mark.parametrize("case", CONFIGS)
+@pytest.mark.parametrize("case", SOME_CONFIGS)
 def test_answers_are_those_without_guesses(case: str, tiny_llama: Path, undrafted: list[Completion]) -> None:
     config = CONFIGS[case]
     if case == "streamed":

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from eagle3_folders import save_model, save_speculators
 from test_draft_model import flat_s, other
-from test_drafts import ASKED_PARAMS, ASKED_PROMPTS, CONFIGS, check_all_is_free, undrafted
+from test_drafts import ASKED_PARAMS, ASKED_PROMPTS, CONFIGS, SOME_CONFIGS, check_all_is_free, undrafted
 from test_engine import exact
 
 from conftest import save_byte_tokenizer, save_tiny_llama
@@ -61,9 +61,7 @@ class Passes:
         return self._expand_lines(lines)
 
 
-@pytest.mark.parametrize(
-    ("case", "is_twin"), [*((case, True) for case in CONFIGS), ("together", False), ("preemptions", False)]
-)
+@pytest.mark.parametrize(("case", "is_twin"), [*((case, True) for case in SOME_CONFIGS), ("together", False)])
 def test_answers_are_those_without_guesses(
     case: str, is_twin: bool, tiny_llama: Path, other: Path, undrafted: list[Completion]
 ) -> None:
