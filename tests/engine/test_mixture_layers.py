@@ -17,7 +17,7 @@ from test_convert import Ids
 from test_expert_kernels import form
 from test_int4_kernels import BUILDS
 from test_int4_kernels import kernels as fast
-from test_sublayers import CONFIG, DIM, GO_ON, WIDTH, copy_of, step, weights_of
+from test_sublayers import CONFIG, DIM, GO_ON, HEADS, KV_HEADS, WIDTH, copy_of, step, weights_of
 from tiny_models import build
 from torch import Tensor
 
@@ -32,6 +32,7 @@ from penstock.memory.reads.ordered_reads import OrderedReads
 from penstock.model.families.mixture_frame import MixtureFamily
 from penstock.model.families.mixtures import Mixtral, Qwen3Moe
 from penstock.model.mixture.drawn_routing import DrawnRouters
+from penstock.model.norms import HeadNorms
 from penstock.model.registry import open_model
 from penstock.spec import DECODER, UnitKey
 from penstock.weights.conversion.convert import convert
@@ -53,7 +54,11 @@ class Memory:
     """Stands for an ExpertLender: all experts are there for whoever asks for them; kernels that look find
     what `states` say."""
 
-    def __init__(self, kind: str, states: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, kind: str, states: Sequence[Sequence[int]], others: dict[str, Any] | None = None
+    ) -> None:
+        """`others`: what layers have beside experts and attention."""
+        self.others = others or {}
         self.states = [list(each) for each in states]
         self.tables = [ExpertTable(NUM_EXPERTS) for _ in states]
         self.asked: list[tuple[int, tuple[int, ...]]] = []
@@ -77,7 +82,9 @@ class Memory:
         own, router = weights_of(kind), torch.randn(NUM_EXPERTS, WIDTH, generator=random_)
         factor = 1.0 + layer
         weights = LayerWeights(
-            dict(own.items()) | {"router": router, "input_norm": own.vector("input_norm") * factor},
+            dict(own.items())
+            | {"router": router, "input_norm": own.vector("input_norm") * factor}
+            | self.others,
             partial(self._groups, layer),
         )
         key = UnitKey(DECODER, layer, None)
@@ -136,19 +143,25 @@ def family(kernels: Kernels, **differences: Any) -> MixtureFamily:
     return Qwen3Moe(replace(Qwen3Moe.read_spec(MOE), **differences), kernels, 3000)
 
 
-def one_by_one(memory: Memory, kernels: Kernels, context: int) -> tuple[Tensor, list[Tensor]]:
+def one_by_one(
+    memory: Memory, kernels: Kernels, context: int, **differences: Any
+) -> tuple[Tensor, list[Tensor]]:
     """The plain twin: the hidden state, and what is in the caches."""
     hidden, kv, batch = step([(context, 1)], torch.float16)
-    plain, caches = family(ForwardingKernels(kernels)), [copy_of(kv) for _ in memory.layers]
+    plain = family(ForwardingKernels(kernels), **differences)
+    caches = [copy_of(kv) for _ in memory.layers]
     for index, (weights, cache) in enumerate(zip(memory.layers, caches, strict=True)):
         hidden = plain.layer(index, weights, hidden, cache, batch)
     return hidden, [part for cache in caches for part in cache.parts]
 
 
-def together(memory: Memory, kernels: Kernels, context: int) -> tuple[Tensor, list[Tensor]]:
+def together(
+    memory: Memory, kernels: Kernels, context: int, **differences: Any
+) -> tuple[Tensor, list[Tensor]]:
     hidden, kv, batch = step([(context, 1)], torch.float16)
     caches = [copy_of(kv) for _ in memory.layers]
-    found = family(kernels).layers(range(len(memory.layers)), memory.layers, hidden, caches, batch, GO_ON)
+    own = family(kernels, **differences)
+    found = own.layers(range(len(memory.layers)), memory.layers, hidden, caches, batch, GO_ON)
     assert found is not None
     return found, [part for cache in caches for part in cache.parts]
 
@@ -174,6 +187,35 @@ def test_one_call_has_the_bits_of_layers_one_by_one(kind: str, build_name: str) 
         found, own_parts = together(mine, kernels, context)
         assert torch.equal(found, expected) and all(map(torch.equal, own_parts, parts)), states
         assert mine.asked == plain.asked and set(mine.guessed) <= set(plain.guessed)
+
+
+#: What is added to Qwen3-MoE: a shared expert with a gate of its own, or without one and wider than the
+#: experts, with norms of all heads together.
+ADDED = ["gate", "wide, whole norms"]
+
+
+@pytest.mark.skipif(not BUILDS, reason="no C kernels were compiled")
+@pytest.mark.parametrize("build_name", BUILDS)
+@pytest.mark.parametrize("kind", ["int8", "steps"])
+@pytest.mark.parametrize("added", ADDED)
+def test_shared_experts_have_the_bits_of_layers_one_by_one(added: str, kind: str, build_name: str) -> None:
+    kernels, random_ = fast(build_name, "int16"), torch.Generator().manual_seed(11)
+    size, spec = 3 * SIZE if added == "wide, whole norms" else SIZE, family(kernels).spec
+    others: dict[str, Any] = {"gate_up": form(kind, 2 * size, WIDTH, 8), "down": form(kind, WIDTH, size, 9)}
+    mixture, attention = replace(spec.mixture, shared_size=size), spec.attention
+    if added == "gate":
+        others["shared_gate"] = torch.randn(1, WIDTH, generator=random_) / WIDTH**0.5
+        mixture = replace(mixture, has_shared_gate=True)
+    else:
+        attention = replace(attention, norms=HeadNorms(is_whole=True))
+        others["q_norm"] = torch.randn(HEADS * DIM, generator=random_)
+        others["k_norm"] = torch.randn(KV_HEADS * DIM, generator=random_)
+    for state in (THERE, STILL_COMES):
+        plain, mine = (Memory(kind, all_in(state), others) for _ in range(2))
+        expected, parts = one_by_one(plain, kernels, 40, mixture=mixture, attention=attention)
+        found, own_parts = together(mine, kernels, 40, mixture=mixture, attention=attention)
+        assert torch.equal(found, expected) and all(map(torch.equal, own_parts, parts)), state
+        assert mine.asked == plain.asked and mine.num_runs == (1 if state == THERE else NUM_LAYERS)
 
 
 @pytest.mark.skipif(not BUILDS, reason="no C kernels were compiled")
@@ -220,8 +262,14 @@ def test_other_steps_come_one_by_one() -> None:
     stacked.expert_run = memory.layers[0].expert_run
     assert layers(family(kernels), [stacked]) is None
     assert layers(family(kernels, is_parallel=True), memory.layers) is None
-    shared = replace(family(kernels).spec.mixture, shared_size=SIZE)
-    assert layers(family(kernels, mixture=shared), memory.layers) is None
+    mixture = family(kernels).spec.mixture
+    for other in ({"narrow_size": 64}, {"scales_inputs": True}, {"has_gate": False}):
+        assert layers(family(kernels, mixture=replace(mixture, **other)), memory.layers) is None
+    unknown = LayerWeights(dict(memory.layers[0].items()) | {"down": form("stacked", WIDTH, SIZE, 3)})
+    unknown.expert_run = memory.layers[0].expert_run
+    shared = replace(mixture, shared_size=SIZE)
+    assert layers(family(kernels, mixture=shared), [unknown]) is None
+    assert layers(family(kernels), [unknown]) is not None
     assert layers(Mixtral(family(kernels).spec, kernels, 3000), memory.layers) is not None
 
 
@@ -298,6 +346,9 @@ class Watched:
         ("Mixtral", "float16", {"hidden_size": 256, "intermediate_size": 512, "num_local_experts": 8}),
         ("gpt-oss", "int8", {}),
         ("Qwen3-MoE", "float16", {"mlp_only_layers": [], "decoder_sparse_step": 1}),
+        ("Qwen2-MoE", "float16", {"decoder_sparse_step": 1}),
+        ("OLMoE", "float16", {}),
+        ("GLM-4.5", "float16", {}),
     ],
 )
 def test_an_engine_counts_and_answers_as_layer_by_layer(

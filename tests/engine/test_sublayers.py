@@ -19,7 +19,7 @@ from penstock.kernels import BatchLayout, ForwardingKernels, Kernels, LayerKV
 from penstock.kernels.sublayers.native import MOST_TOKENS
 from penstock.model.families.llama import MOST_TOGETHER, Llama
 from penstock.model.families.llama_architecture import LlamaSpec
-from penstock.model.layers import AttentionForm
+from penstock.model.layers import PLAIN, AttentionForm
 from penstock.model.norms import HeadNorms, Norm
 from penstock.spec import INT8
 from penstock.weights.layer_weights import LayerWeights
@@ -41,6 +41,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"attention": AttentionForm(norms=HeadNorms(Norm(offset=1.0), is_after_rope=True))},
         "int8 groups",
     ),
+    "olmoe": ({"attention": AttentionForm(norms=HeadNorms(is_whole=True))}, "int8"),
     "gpt-oss": (
         {"attention": AttentionForm(has_sinks=True), "has_qkv_bias": True, "has_o_bias": True}
         | {"sliding_windows": (19,)},
@@ -64,6 +65,16 @@ def weights_of(kind: str) -> LayerWeights:
         | {"qkv": form(kind, rows, WIDTH, 2), "o": form(kind, WIDTH, HEADS * DIM, 3)}
         | {"gate_up": form(kind, 256, WIDTH, 4), "down": form(kind, WIDTH, 128, 5)}
     )
+
+
+def weights_for(case: str) -> LayerWeights:
+    differences, matrices = CASES[case]
+    weights, norms = weights_of(matrices), differences.get("attention", PLAIN).norms
+    if norms is None or not norms.is_whole:
+        return weights
+    random = torch.Generator().manual_seed(6)
+    whole = {"q_norm": torch.randn(HEADS * DIM, generator=random)}
+    return LayerWeights(weights._tensors | whole | {"k_norm": torch.randn(KV_HEADS * DIM, generator=random)})
 
 
 def step(sequences: list[tuple[int, int]], dtype: torch.dtype) -> tuple[Tensor, LayerKV, BatchLayout]:
@@ -102,8 +113,7 @@ def layer(
 @pytest.mark.parametrize("kind", FAST)
 @pytest.mark.parametrize("case", CASES)
 def test_one_call_has_the_bits_of_many(kind: str, case: str) -> None:
-    differences, matrices = CASES[case]
-    spec, weights, kernels = Llama._spec(CONFIG, **differences), weights_of(matrices), fast(kind, "int16")
+    spec, weights, kernels = Llama._spec(CONFIG, **CASES[case][0]), weights_for(case), fast(kind, "int16")
     for sequences in STEPS:
         for dtype in (torch.float16, torch.float32, torch.int8):
             hidden, kv, batch = step(sequences, torch.float16 if dtype == torch.int8 else dtype)
@@ -117,11 +127,11 @@ def test_one_call_has_the_bits_of_many(kind: str, case: str) -> None:
 @pytest.mark.parametrize("kind", BUILDS)
 @pytest.mark.parametrize("case", CASES)
 def test_layers_in_one_call_have_the_bits_of_layers_one_by_one(kind: str, case: str) -> None:
-    differences, matrices = CASES[case]
+    differences, _ = CASES[case]
     windows = {"sliding_windows": (19, 0, 19)} if "sliding_windows" in differences else {}
     config = CONFIG | {"num_hidden_layers": 3}
     spec, kernels = Llama._spec(config, **differences | windows), fast(kind, "int16")
-    own = weights_of(matrices)
+    own = weights_for(case)
     weights = [
         LayerWeights(own._tensors | {"input_norm": own.vector("input_norm") * factor})
         for factor in (1.0, 2.0, -1.0)
@@ -177,9 +187,8 @@ class Counted(ForwardingKernels):
 @pytest.mark.skipif(not BUILDS, reason="no C kernels were compiled")
 @pytest.mark.parametrize("case", CASES)
 def test_few_tokens_take_one_call(case: str) -> None:
-    differences, matrices = CASES[case]
-    spec, kernels = Llama._spec(CONFIG, **differences), Counted(fast(BUILDS[0], "int16"))
-    weights = weights_of(matrices)
+    spec, kernels = Llama._spec(CONFIG, **CASES[case][0]), Counted(fast(BUILDS[0], "int16"))
+    weights = weights_for(case)
     layer(spec, kernels, weights, *step([(40, MOST_TOKENS)], torch.float16))
     assert kernels.number == kernels.num_mlps == 1
     layer(spec, kernels, weights, *step([(40, MOST_TOKENS + 1)], torch.float16))
@@ -190,7 +199,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "parallel": {"is_parallel": True},
     "a limit of q, k and v": {"attention": AttentionForm(clip=0.5)},
     "a factor": {"branch_factor": 0.5},
-    "norms of all heads together": {"attention": AttentionForm(norms=HeadNorms(is_whole=True))},
+    "norms of each head": {"attention": AttentionForm(norms=HeadNorms(has_own_weights=True))},
     "layer norms": {"norm": Norm(is_centred=True)},
 }
 
@@ -201,8 +210,8 @@ def test_other_layers_are_computed_one_by_one(case: str) -> None:
     """With what AttentionSublayer doesn't have."""
     spec, kernels = Llama._spec(CONFIG, **OTHERS[case]), Counted(fast(BUILDS[0], "int16"))
     weights = weights_of("int8")
-    if case.startswith("norms of all"):
-        weights._tensors |= {"q_norm": torch.ones(HEADS * DIM), "k_norm": torch.ones(KV_HEADS * DIM)}
-        weights = LayerWeights(weights._tensors)
+    if case.startswith("norms of each"):
+        own = {"q_norm": torch.ones(HEADS, DIM), "k_norm": torch.ones(KV_HEADS, DIM)}
+        weights = LayerWeights(weights._tensors | own)
     hidden, _, _ = layer(spec, kernels, weights, *step([(40, 2)], torch.float16))
     assert hidden.isfinite().all() and kernels.number == 0

@@ -154,10 +154,13 @@ class LayerStreamer:
             index += num_layers
 
     def _staying_from(self, first: int, end: int) -> list[LayerWeights]:
-        """The layers from `first` on, and before `end`, that stay in memory and are there."""
+        """The layers from `first` on, and before `end`, that stay in memory and are there. Behind layers
+        without experts, with which many mixtures begin, the first one with experts begins anew: only layers
+        that all have experts are computed together."""
         found = list[LayerWeights]()
         for index in range(first, end):
-            if (weights := self._staying.get(index)) is None:
+            weights = self._staying.get(index)
+            if weights is None or (found and weights.expert_run and not found[0].expert_run):
                 break
             found.append(weights)
         return found

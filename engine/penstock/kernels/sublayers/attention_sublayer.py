@@ -25,7 +25,7 @@ class _Record(ctypes.Structure):
         ("input_norm", _P), ("q_norm", _P), ("k_norm", _P), ("post_norm", _P), ("qkv", _P), ("o", _P),
         ("qkv_bias", _P), ("o_bias", _P), ("sinks", _P), ("num_heads", _N), ("window", _N), ("chunk", _N),
         ("eps", _F), ("offset", _F), ("head_offset", _F), ("scale", _F), ("softcap", _F),
-        ("is_norm_after_rope", _I), ("is_interleaved", _I),
+        ("is_norm_after_rope", _I), ("is_norm_whole", _I), ("is_interleaved", _I),
     )  # fmt: skip
 
 
@@ -54,11 +54,12 @@ class AttentionSublayer:
     o_bias: Tensor | None
     input_norm: Tensor
     post_norm: Tensor
-    #: Of each head; None: there are none.
+    #: Of each head, or of all heads of a token together; None: there are none.
     q_norm: Tensor | None
     k_norm: Tensor | None
     #: The norms of heads come behind rope.
     is_norm_after_rope: bool
+    is_norm_whole: bool
     eps: float
     #: What is added to the weights of norms, and to those of heads' norms.
     offset: float
@@ -79,7 +80,7 @@ class AttentionSublayer:
             *map(address, norms), ctypes.addressof(qkv), ctypes.addressof(o), address(self.qkv_bias),
             address(self.o_bias), address(spec.sinks), spec.num_heads, spec.window, spec.chunk, self.eps,
             self.offset, self.head_offset, spec.scale, spec.softcap, self.is_norm_after_rope,
-            self.is_interleaved,
+            self.is_norm_whole, self.is_interleaved,
         )  # fmt: skip
         # The rows of qkv, the normed heads of q and k, attention's result, and two numbers of its tiles.
         token_floats = 2 * qkv.out_features + o.in_features + 2

@@ -11,8 +11,9 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from penstock.kernels.experts import GatedExpert
 from penstock.kernels.mixture.routing import Routed, Router
-from penstock.kernels.operands import LayerKV
+from penstock.kernels.operands import LayerKV, address
 from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, Turns
 from penstock.kernels.sublayers.whole_layer import attention_numbers
 
@@ -45,14 +46,24 @@ class ExpertRouter:
         return ctypes.addressof(self.record)
 
 
+class SharedExpert(NamedTuple):
+    """An expert through which every token passes."""
+
+    expert: GatedExpert
+    #: The weights of the sigmoid that multiplies what the expert gives, float32 [1, hidden_size]; None:
+    #: nothing does.
+    gate: Tensor | None
+
+
 class MixtureLayer(NamedTuple):
     """summed, normed = attention(hidden); the layer's result is summed + the blend of the experts that
-    `router` chooses for normed."""
+    `router` chooses for normed, and of the shared expert where there is one."""
 
     attention: AttentionSublayer
     kv: LayerKV
     turns: Turns
     router: ExpertRouter
+    shared: SharedExpert | None
     #: The router of the next layer, which is asked with the same `normed`: a guess. None: nothing is guessed.
     following: ExpertRouter | None
 
@@ -61,8 +72,11 @@ class MixtureLayer(NamedTuple):
         """The mixture_layer of C, number by number. Its matrices are those that compiled kernels of the host
         know."""
         following = 0 if self.following is None else self.following.address
+        expert, gate = (None, None) if self.shared is None else self.shared
+        record = None if expert is None else expert.native
         return (
-            *attention_numbers(self.attention, 0, self.kv, self.turns),
+            *attention_numbers(self.attention, 0 if record is None else record.address, self.kv, self.turns),
+            address(gate) or 0,
             self.router.address,
             following,
         )

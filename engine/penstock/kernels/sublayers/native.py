@@ -108,6 +108,7 @@ class NativeSublayers:
         known = [native for each in layers if (native := each.attention.native) is not None]
         partials = {_partial_bytes(each.attention, each.kv, batch, 1) for each in layers}
         is_known = len(known) == len(layers) and (len(partials) == 1 or 0 not in partials)
+        is_known &= all(each.shared is None or each.shared.expert.native is not None for each in layers)
         if not is_known or batch.num_tokens != 1 or any(each.kv.native[4] > MAX_HEAD_DIM for each in layers):
             return None
         num_floats = max(_scratch_floats(each, 1) for each in known), max(partials) // 4

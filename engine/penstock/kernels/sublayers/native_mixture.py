@@ -66,7 +66,7 @@ class NativeMixture:
         kind, sharpness, limit = gated_code(function)
         self._library, self._notice, self._layers = library, notice, layers
         self._width, self._num_chosen = width, num_chosen
-        self._y, self._scores = torch.empty(3, 1, width), torch.empty(1, num_chosen)
+        self._y, self._scores = torch.empty(4, 1, width), torch.empty(1, num_chosen)
         self._chosen = torch.empty(len(layers) + 1, num_chosen, dtype=torch.int64)
         room = [torch.empty(number) for number in (num_floats[0], 2 * routing.num_experts, num_floats[1])]
         numbers = array("q", [number for each in layers for number in each.numbers])
@@ -78,6 +78,10 @@ class NativeMixture:
             room[0].data_ptr(), room[1].data_ptr(), address(room[2] if num_floats[1] else None),
             sharpness, limit,
         )  # fmt: skip
+        records = [each.shared.expert.native for each in layers if each.shared is not None]
+        self._shared_row_bytes = max(
+            (record.row_bytes for record in records if record is not None), default=0
+        )
         self._address, self._notes = ctypes.addressof(self._record), ctypes.c_int()
         #: What the record points to.
         self._held = numbers, choices, given, room, batch, routing
@@ -85,7 +89,8 @@ class NativeMixture:
     def run(self, first: int, hidden: Tensor, experts: ExpertsForRun, is_begun: bool = False) -> MixtureRun:
         numbers = array("q", [number for each in experts.coming for number in each])
         coming = _Coming(numbers.buffer_info()[0], len(experts.coming), experts.wait, experts.reads)
-        room, _held = scratch(token_scratch_bytes(self._num_chosen, experts.row_bytes, self._width))
+        row_bytes = max(experts.row_bytes, self._shared_row_bytes)
+        room, _held = scratch(token_scratch_bytes(self._num_chosen, row_bytes, self._width))
         end: int = self._library.penstock_mixture_layers(
             self._address, first, is_begun, hidden.data_ptr(), ctypes.addressof(coming), room,
             ctypes.addressof(self._notes),

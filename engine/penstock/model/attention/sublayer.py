@@ -94,8 +94,8 @@ def _sublayer(family: LlamaArchitecture, index: int, weights: LayerWeights) -> A
     has_others = (
         spec.norm_places != "before" or spec.is_parallel or spec.branch_factor != 1 or spec.latent is not None
         or form.is_grouped or form.clip or form.growth is not None or form.has_gate
-        or norms.is_whole or norms.has_own_weights or attention.alibi_slopes is not None
-        or attention.distance_bias is not None or "qkv" not in weights
+        or norms.has_own_weights or attention.alibi_slopes is not None or attention.distance_bias is not None
+        or "qkv" not in weights
     )  # fmt: skip
     if has_others or not (_is_rms(spec.norm) and _is_rms(norms.norm)):
         return None
@@ -109,6 +109,7 @@ def _sublayer(family: LlamaArchitecture, index: int, weights: LayerWeights) -> A
         weights.vector("q_norm") if form.norms else None,
         weights.vector("k_norm") if form.norms else None,
         norms.is_after_rope,
+        norms.is_whole,
         spec.norm_eps,
         spec.norm.offset,
         norms.norm.offset,

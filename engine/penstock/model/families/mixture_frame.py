@@ -83,7 +83,7 @@ class MixtureFamily(Llama):
         is_plain = own.layer is Llama.layer and own.mlp is MixtureFamily.mlp
         if calls is None or not is_plain or own.mlp_onto is not MixtureFamily.mlp_onto:
             return None
-        return MixtureCalls(calls) if mixture.is_routed_alone else None
+        return MixtureCalls(calls) if mixture.is_plain else None
 
     def layers(
         self,

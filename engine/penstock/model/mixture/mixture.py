@@ -149,9 +149,10 @@ class Mixture:
         )
 
     @property
-    def is_routed_alone(self) -> bool:
-        """Whether a layer's mlp consists of nothing but experts with gates, and scores of what they give."""
-        return self.has_gate and not (self.shared_size or self.narrow_size or self.scales_inputs)
+    def is_plain(self) -> bool:
+        """Whether experts have gates, read the layer's own normed hidden state, and scores multiply what they
+        give."""
+        return self.has_gate and not (self.narrow_size or self.scales_inputs)
 
     @property
     def function(self) -> GatedFunction:

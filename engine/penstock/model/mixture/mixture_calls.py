@@ -11,7 +11,13 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from penstock.kernels import BatchLayout, LayerKV
-from penstock.kernels.sublayers.mixture_layer import ExpertRouter, MixtureLayer, MixtureRun, MixtureSweep
+from penstock.kernels.sublayers.mixture_layer import (
+    ExpertRouter,
+    MixtureLayer,
+    MixtureRun,
+    MixtureSweep,
+    SharedExpert,
+)
 from penstock.model.attention.sublayer import SublayerCalls, turns_of
 from penstock.model.mixture.mixture import Mixture, mixed
 from penstock.spec import UnitKey
@@ -45,7 +51,7 @@ class MixtureCalls:
         sublayers, runs = family.kernels.sublayers, [own for each in weights if (own := each.expert_run)]
         if sublayers is None or len(runs) < len(weights) or len(hidden) != 1 or batch.copied_rows is not None:
             return None
-        together = self._together(family, indices, weights, caches, batch)
+        together = self._together(family, mixture, indices, weights, caches, batch)
         if together is None:
             return None
         sweep = sublayers.mixture(together, batch, mixture.routing, mixture.function)
@@ -54,6 +60,7 @@ class MixtureCalls:
     def _together(
         self,
         family: LlamaArchitecture,
+        mixture: Mixture,
         indices: Sequence[int],
         weights: Sequence[LayerWeights],
         caches: Sequence[LayerKV],
@@ -69,7 +76,8 @@ class MixtureCalls:
             following = behind[place] if place < len(behind) and own.next_experts is not None else None
             router = self._router(following) if following is not None and "router" in following else None
             turns = turns_of(family, index, batch)
-            together.append(MixtureLayer(attention, kv, turns, self._router(own), router))
+            shared = SharedExpert(own.gated, own.optional("shared_gate")) if mixture.shared_size else None
+            together.append(MixtureLayer(attention, kv, turns, self._router(own), shared, router))
         return together
 
     def _router(self, weights: LayerWeights) -> ExpertRouter:

@@ -13,7 +13,7 @@ typedef struct {
     const float *qkv_bias, *o_bias, *sinks;
     int64_t num_heads, window, chunk;
     float eps, offset, head_offset, scale, softcap;
-    int is_norm_after_rope, is_interleaved;
+    int is_norm_after_rope, is_norm_whole, is_interleaved;
 } attention_sublayer;
 
 static void multiply(const expert_matrix *m, const float *bias, const float *x, int64_t num_tokens, int activation_bits,
@@ -31,15 +31,17 @@ static void multiply(const expert_matrix *m, const float *bias, const float *x, 
                              m->out_features, activation_bits, y, scratch);
 }
 
-/* Heads of q and k with norms, one token after the other, from rows of `from` to rows of `to`. */
+/* Heads of q and k with norms, each head alone or all of them together, one token after the other, from rows of `from`
+ * to rows of `to`. */
 static void norm_heads(const attention_sublayer *s, int64_t num_kv_heads, int64_t d, int64_t num_tokens,
                        const float *from, int64_t from_stride, float *to, int64_t to_stride) {
     const int64_t keys = s->num_heads * d;
+    const int64_t q = s->is_norm_whole ? s->num_heads : 1, k = s->is_norm_whole ? num_kv_heads : 1; /* together */
     for (int64_t t = 0; t < num_tokens; t++) {
         const float *x = from + t * from_stride;
         float *y = to + t * to_stride;
-        penstock_rms_norm(x, d, s->num_heads, d, s->q_norm, s->head_offset, s->eps, y);
-        penstock_rms_norm(x + keys, d, num_kv_heads, d, s->k_norm, s->head_offset, s->eps, y + keys);
+        penstock_rms_norm(x, q * d, s->num_heads / q, q * d, s->q_norm, s->head_offset, s->eps, y);
+        penstock_rms_norm(x + keys, k * d, num_kv_heads / k, k * d, s->k_norm, s->head_offset, s->eps, y + keys);
     }
 }
 

@@ -28,7 +28,8 @@ typedef struct {
 
 /* Of kernels/sublayers/mixture_layer.py. All members have eight bytes. */
 typedef struct {
-    whole_layer layer; /* without an mlp */
+    whole_layer layer; /* whose mlp is the shared expert; NULL: there is none */
+    const float *shared_gate; /* weights of the sigmoid that multiplies the shared expert; NULL: nothing does */
     const expert_router *router, *next; /* `next`: the router of which a choice is guessed; NULL: none is */
 } mixture_layer;
 
@@ -50,7 +51,7 @@ typedef struct {
     int64_t max_blocks;
     const int32_t *query_start, *context_lens, *prefix_lens;
     int64_t num_seqs, kind, activation_bits;
-    float *y;         /* [3, width]: see penstock_mixture_layers() */
+    float *y;         /* [4, width]: see penstock_mixture_layers() */
     int64_t *chosen;  /* [num_layers + 1, num_chosen] */
     float *scores;    /* [num_chosen] */
     float *scratch;   /* of penstock_attention_sublayer, for the layer that needs most */
@@ -84,18 +85,33 @@ static bool choose_experts(const mixture_sweep *s, const expert_router *r, const
     return are_there;
 }
 
+/* y = summed + (y + the shared expert of `normed`, times the sigmoid of its gate). `shared` is [width]. */
+static void add_shared(const mixture_sweep *s, const mixture_layer *m, const float *summed, const float *normed,
+                       int64_t width, float *y, float *shared, void *scratch) {
+    const int64_t row = 0;
+    const expert whole = {m->layer.mlp, 0, 1};
+    gated_experts(normed, width, &row, &whole, 1, (int)s->kind, s->sharpness, s->limit, (int)s->activation_bits, shared,
+                  scratch);
+    if (m->shared_gate) {
+        float score;
+        penstock_router_scores(normed, width, 1, width, m->shared_gate, NULL, 1, SIGMOID, &score);
+        penstock_weighted_sum(shared, &row, &score, NULL, 1, 1, width, shared);
+    }
+    for (int64_t i = 0; i < width; i++) y[i] = summed[i] + (y[i] + shared[i]);
+}
+
 /* Computes layers from layer i on, up to one whose experts, or those that are guessed for the layer behind it, are not
  * all in memory. Returns that layer, or num_layers.
  *
- * The first part of y becomes the hidden state behind the last layer that was computed, and the other parts are
+ * The first part of y becomes the hidden state behind the last layer that was computed, and the next parts are
  * `summed` and `normed` of the layer that is returned. Row i of `chosen` is what layer i chose, with the scores of the
  * last layer that chose, and the next row is what it guessed. `notes` gets ARE_THERE if the layer's own experts are in
  * memory, and HAS_CLAMPED by penstock_write_kv. `is_begun`: layer i is the one that an earlier call returned, whose
- * experts are in memory. `expert_scratch` is that of penstock_token_experts. */
+ * experts are in memory. `expert_scratch` is that of penstock_token_experts, and of a shared expert's gated_experts. */
 EXPORT int64_t penstock_mixture_layers(const mixture_sweep *s, int64_t i, int is_begun, const float *hidden,
                                        const coming_experts *coming, void *expert_scratch, int *notes) {
     const int64_t width = s->layers[0].layer.attention->qkv->in_features, n = s->how->num_chosen;
-    float *summed = s->y + width, *normed = summed + width, guessed_scores[n];
+    float *summed = s->y + width, *normed = summed + width, *shared = normed + width, guessed_scores[n];
     const expert_weights *weights[n], *guessed_weights[n];
     for (*notes = 0; i < s->num_layers; i++, hidden = s->y, is_begun = false) {
         const mixture_layer *m = s->layers + i;
@@ -123,7 +139,8 @@ EXPORT int64_t penstock_mixture_layers(const mixture_sweep *s, int64_t i, int is
             if (!are_there) return i;
         }
         penstock_token_experts(normed, weights, n, (int)s->kind, s->sharpness, s->limit, (int)s->activation_bits,
-                               s->scores, summed, s->y, expert_scratch);
+                               s->scores, l->mlp ? NULL : summed, s->y, expert_scratch);
+        if (l->mlp) add_shared(s, m, summed, normed, width, s->y, shared, expert_scratch);
     }
     return i;
 }
