@@ -1,5 +1,6 @@
 """Products of one large matrix by the native kernels, in INT8 with a scale per output channel and per group
-of inputs, or in 4 bits, or in planes, beside what memory and arithmetic give at best.
+of inputs, or in 4 bits, or in planes, beside what memory and arithmetic give at best. One token also meets a
+part that lies in the caches: where that is read no faster, instructions bind and not memory.
 
     python tests/bench/products.py [--rows 14336] [--columns 4096] [--build avx2] [--int4 | --planes]
 """
@@ -25,6 +26,8 @@ from penstock.memory.hardware import num_physical_cores
 NUM_TOKENS, GROUP_SIZES = (1, 8, 32, 512), (0, 128, 32)
 #: Matrices in turn, so that none is in the caches; rounds of each.
 NUM_MATRICES, ROUNDS = 6, 3
+#: Bytes of weights that lie in the caches, and products in a row, of which the first brings them there.
+CACHED_BYTES, CACHED_ROUNDS = 4 << 20, 4
 
 
 def aligned(tensor: Tensor) -> Tensor:
@@ -71,6 +74,12 @@ def planes_matrices(matrices: Sequence[Tensor]) -> dict[str, list[Matrix]]:
     return kinds
 
 
+def part_of(matrix: Matrix) -> Matrix:
+    """As many channels as have CACHED_BYTES."""
+    rows = max(64, CACHED_BYTES * matrix.out_features // num_bytes(matrix))
+    return matrix.map(lambda tensor: tensor[:rows].clone())
+
+
 def num_bytes(matrix: Matrix) -> int:
     """Bytes of weights, without scales."""
     if isinstance(matrix, PlanesTensor):
@@ -102,15 +111,22 @@ def main() -> None:
     result: dict[str, float | str] = {"bench": "products", "build": kernels.build} | ceilings
     make = planes_matrices if options.planes else int4_matrices if options.int4 else int8_matrices
     kinds = make(matrices)
+    parts = {name: part_of(each[0]) for name, each in kinds.items()}
     for num_tokens in NUM_TOKENS:
         x = torch.randn(num_tokens, columns)
         times: dict[str, list[float]] = {name: [] for name in kinds}
+        cached: dict[str, list[float]] = {name: [] for name in kinds}
         for _ in range(ROUNDS):
             for index in range(NUM_MATRICES):
                 for name, found in times.items():
                     started = time.perf_counter()
                     kernels.linear(x, kinds[name][index])
                     found.append(time.perf_counter() - started)
+                    for number in range(CACHED_ROUNDS if num_tokens == 1 else 0):
+                        started = time.perf_counter()
+                        kernels.linear(x, parts[name])
+                        if number:
+                            cached[name].append(time.perf_counter() - started)
         first = statistics.median(next(iter(times.values())))
         for name, found in times.items():
             seconds = statistics.median(found)
@@ -118,10 +134,15 @@ def main() -> None:
             gops = 2 * 2 * num_tokens * rows * columns / seconds / 1e9  # two rows of integers for each token
             shares = gbps / ceilings["memory_read_gbps"], gops / ceilings["int8_gops"]
             nearest = f"{max(shares):.0%} of the {'memory' if shares[0] > shares[1] else 'arithmetic'}"
-            print(
+            line = (
                 f"{num_tokens:3} tokens, {name:26} {gbps:5.1f} GB/s {gops:5.0f} GOPS, {nearest}, "
                 f"{first / seconds:.2f} times the first"
             )
+            if cached[name]:
+                in_caches = num_bytes(parts[name]) / statistics.median(cached[name]) / 1e9
+                line += f", {gbps / in_caches:.0%} of {in_caches:.1f} GB/s in the caches"
+                result[f"{num_tokens} tokens, {name}, GB/s in the caches"] = in_caches
+            print(line)
             result[f"{num_tokens} tokens, {name}"] = seconds
     print(json.dumps(result))
 

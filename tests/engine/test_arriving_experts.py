@@ -63,7 +63,7 @@ def file(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 def tier_of(reader: FileReader, num_slots: int, num_per_sweep: int = 2) -> DemandTier:
     sizes = {expert(number): EXPERT_BYTES for number in range(NUM_EXPERTS)}
     pool = MemoryPool("experts", DemandTier.pool_bytes(sizes, num_slots))
-    return DemandTier(sizes, reader, pool, num_slots, UseCounts(num_per_sweep), is_ordered=True)
+    return DemandTier(sizes, reader, pool, num_slots, UseCounts(num_per_sweep), is_alone=True)
 
 
 def gathered(tier: DemandTier, numbers: list[int]) -> list[int]:

@@ -111,6 +111,7 @@ def answers(
         ("Gemma 2", {"kv_dtype": "float32"}),
         ("DeepSeek V2", {}),
         ("GPT-2", {}),
+        ("Llama", {"kernels": "torch"}),
     ],
 )
 def test_answers_are_those_of_a_larger_cache(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,8 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.kernels import ForwardingKernels, Kernels
+from penstock.kernels.expert_records import scratch_bytes
+from penstock.kernels.sublayers import native_mixture
 from penstock.kernels.sublayers.mixture_layer import ExpertsForRun
 from penstock.kernels.sublayers.native_mixture import NativeMixture
 from penstock.memory import direct_io
@@ -55,10 +57,13 @@ class Memory:
     what `states` say."""
 
     def __init__(
-        self, kind: str, states: Sequence[Sequence[int]], others: dict[str, Any] | None = None
+        self,
+        kind: str,
+        states: Sequence[Sequence[int]],
+        others: Callable[[int], dict[str, Any]] = lambda layer: {},
     ) -> None:
-        """`others`: what layers have beside experts and attention."""
-        self.others = others or {}
+        """`others`: what a layer has beside experts and attention."""
+        self.others = others
         self.states = [list(each) for each in states]
         self.tables = [ExpertTable(NUM_EXPERTS) for _ in states]
         self.asked: list[tuple[int, tuple[int, ...]]] = []
@@ -84,7 +89,7 @@ class Memory:
         weights = LayerWeights(
             dict(own.items())
             | {"router": router, "input_norm": own.vector("input_norm") * factor}
-            | self.others,
+            | self.others(layer),
             partial(self._groups, layer),
         )
         key = UnitKey(DECODER, layer, None)
@@ -189,33 +194,52 @@ def test_one_call_has_the_bits_of_layers_one_by_one(kind: str, build_name: str) 
         assert mine.asked == plain.asked and set(mine.guessed) <= set(plain.guessed)
 
 
-#: What is added to Qwen3-MoE: a shared expert with a gate of its own, or without one and wider than the
-#: experts, with norms of all heads together.
-ADDED = ["gate", "wide, whole norms"]
+#: What is added to Qwen3-MoE: a shared expert with a gate of its own, or without one and wider than all
+#: experts of a token together, with norms of all heads together. And the forms of experts and of shared ones.
+ADDED = [
+    ("gate", "int8", "planes"), ("gate", "steps", "steps"),
+    ("wide, whole norms", "int8", "mxfp4"), ("wide, whole norms", "steps", "int8 groups"),
+]  # fmt: skip
 
 
 @pytest.mark.skipif(not BUILDS, reason="no C kernels were compiled")
 @pytest.mark.parametrize("build_name", BUILDS)
-@pytest.mark.parametrize("kind", ["int8", "steps"])
-@pytest.mark.parametrize("added", ADDED)
-def test_shared_experts_have_the_bits_of_layers_one_by_one(added: str, kind: str, build_name: str) -> None:
-    kernels, random_ = fast(build_name, "int16"), torch.Generator().manual_seed(11)
-    size, spec = 3 * SIZE if added == "wide, whole norms" else SIZE, family(kernels).spec
-    others: dict[str, Any] = {"gate_up": form(kind, 2 * size, WIDTH, 8), "down": form(kind, WIDTH, size, 9)}
+@pytest.mark.parametrize(("added", "kind", "shared_kind"), ADDED)
+def test_shared_experts_have_the_bits_of_layers_one_by_one(
+    added: str, kind: str, shared_kind: str, build_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, spec, dice = fast(build_name, "int16"), family(fast(build_name, "int16")).spec, random.Random(1)
+    size = SIZE if added == "gate" else 16 * SIZE
     mixture, attention = replace(spec.mixture, shared_size=size), spec.attention
     if added == "gate":
-        others["shared_gate"] = torch.randn(1, WIDTH, generator=random_) / WIDTH**0.5
         mixture = replace(mixture, has_shared_gate=True)
     else:
         attention = replace(attention, norms=HeadNorms(is_whole=True))
-        others["q_norm"] = torch.randn(HEADS * DIM, generator=random_)
-        others["k_norm"] = torch.randn(KV_HEADS * DIM, generator=random_)
-    for state in (THERE, STILL_COMES):
-        plain, mine = (Memory(kind, all_in(state), others) for _ in range(2))
+
+    def others(layer: int) -> dict[str, Any]:
+        random_, found = torch.Generator().manual_seed(layer), dict[str, Any]()
+        found["gate_up"] = form(shared_kind, 2 * size, WIDTH, 50 + layer)
+        found["down"] = form(shared_kind, WIDTH, size, 60 + layer)
+        if added == "gate":
+            return found | {"shared_gate": torch.randn(1, WIDTH, generator=random_) / WIDTH**0.5}
+        found["q_norm"] = torch.randn(HEADS * DIM, generator=random_)
+        return found | {"k_norm": torch.randn(KV_HEADS * DIM, generator=random_)}
+
+    asked_bytes, scratch = list[int](), native_mixture.scratch
+    monkeypatch.setattr(native_mixture, "scratch", lambda size: asked_bytes.append(size) or scratch(size))
+    some = (THERE, THERE, THERE, MISSING, COMES, STILL_COMES)
+    for number in range(8):
+        states = all_in(THERE if number == 0 else STILL_COMES)
+        if number > 1:
+            states = [[dice.choice(some) for _ in row] for row in states]
+        plain, mine = (Memory(kind, states, others) for _ in range(2))
         expected, parts = one_by_one(plain, kernels, 40, mixture=mixture, attention=attention)
         found, own_parts = together(mine, kernels, 40, mixture=mixture, attention=attention)
-        assert torch.equal(found, expected) and all(map(torch.equal, own_parts, parts)), state
-        assert mine.asked == plain.asked and mine.num_runs == (1 if state == THERE else NUM_LAYERS)
+        assert torch.equal(found, expected) and all(map(torch.equal, own_parts, parts)), states
+        assert mine.asked == plain.asked
+        assert number > 1 or mine.num_runs == (1 if number == 0 else NUM_LAYERS)
+        record = mine.layers[0].gated.native
+        assert record is not None and min(asked_bytes) >= scratch_bytes(1, 1, record.row_bytes)
 
 
 @pytest.mark.skipif(not BUILDS, reason="no C kernels were compiled")
@@ -364,26 +388,43 @@ def test_an_engine_counts_and_answers_as_layer_by_layer(
     build(name, tmp_path / "made", **({"num_hidden_layers": 6} | overrides))
     convert(open_model(tmp_path / "made").store, tmp_path / "int8")
     config = EngineConfig(max_model_len=96, num_kv_tokens=300, enable_prefix_caching=False, kv_dtype=kv_dtype)
-    with Engine.load(tmp_path / "int8", config, tokenizer=Ids()) as engine:
+    _compare_engines(tmp_path / "int8", config, monkeypatch, is_ordered=True)
+
+
+@pytest.mark.skipif(not BUILDS, reason="no C kernels were compiled")
+@pytest.mark.parametrize("name", ["Mixtral", "GLM-4.5"])
+def test_an_engine_finds_experts_that_it_has_converted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a checkpoint as people publish it: threads of Python bring its experts, in any order."""
+    build(name, tmp_path, num_hidden_layers=6)
+    config = EngineConfig(max_model_len=96, num_kv_tokens=300, enable_prefix_caching=False)
+    _compare_engines(tmp_path, config, monkeypatch, is_ordered=False)
+
+
+def _compare_engines(
+    model: Path, config: EngineConfig, monkeypatch: pytest.MonkeyPatch, is_ordered: bool
+) -> None:
+    with Engine.load(model, config, tokenizer=Ids()) as engine:
         plan = engine.plan
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=3, speculation=False)
     watched = Watched(monkeypatch)
-    for share in (0.4, 0.8):
+    for share in (0.4, 0.8, 1.0):
         spared = int(plan.num_expert_slots * (1 - share)) * plan.expert_slot_bytes
         small, found = replace(config, host_memory_bytes=plan.host_used_bytes - spared), list[Any]()
         for is_together in (False, True):
             num_before = watched.num_runs
-            with Engine.load(tmp_path / "int8", small, tokenizer=Ids()) as engine:
+            with Engine.load(model, small, tokenizer=Ids()) as engine:
                 tier = engine.streamer.tiers.nearest_experts
-                assert tier is not None and tier.is_ordered
+                assert tier is not None and tier.holds_all == (share == 1.0)
                 if not is_together:
                     engine.executor.family.__dict__["_calls_mixtures"] = None
                 answers = [engine.generate([prompt], params)[0] for prompt in ([5, 6, 7], [9] * 20)]
                 found.append([(answer.token_ids, answer.logprobs) for answer in answers])
                 found[-1].append((tier.num_asked, tier.uses.num_uses))
-                assert (watched.num_runs > num_before) == is_together
+                assert (watched.num_runs > num_before) == is_together and tier.is_ordered == is_ordered
                 for place, table in tier.slots.tables.items():
                     keys = [UnitKey(*place, number) for number in range(tier.num_units[place])]
                     assert all(key in tier.arrivals.units for key in keys if (key.expert or 0) in table)
         assert found[0] == found[1]
-    assert watched.num_coming > 0
+    assert (watched.num_coming > 0) == is_ordered

@@ -123,7 +123,7 @@ def test_upper_planes_guess_beside_shared_products(
     alone = load(checkpoint, share_products="off", draft_with_planes=True, **config)
     assert alone.plan.kept_share is None
     expected, planes = guessing(alone)
-    splits = SPLITS[1:] + [(2, 1.0, 1.0)] if group_size is None else SPLITS[2:3]
+    splits = SPLITS[1:] + [(2, 1.0, 1.0)] if group_size is None else SPLITS[3:4]
     for num_resident, one, more in splits:
         num_resident = max(2, num_resident)  # of 8 planes 4: all upper ones
         force_shares(monkeypatch, one, more)

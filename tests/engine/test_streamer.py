@@ -19,11 +19,13 @@ from units import host_streamer, layer_bytes, layer_key, read_layer
 
 from penstock.errors import CorruptFile
 from penstock.kernels import QuantizedTensor
+from penstock.kernels.sublayers.mixture_layer import ExpertsForRun
 from penstock.memory.host_lane import HostLane, HostLink
 from penstock.memory.pages import PAGE, round_up
 from penstock.memory.planning.plan import TierPlan
 from penstock.memory.pools import MemoryPool
 from penstock.spec import DECODER, UnitKey
+from penstock.weights.expert_table import ExpertRun, ExpertTable
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.streamer import LayerStreamer
 from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, decoder_only
@@ -128,6 +130,29 @@ def test_layers_that_stay_come_together() -> None:
     lengths = [[len(run) for run in streamer.runs(DECODER, most)] for most in (8, 8, 3, 1)]
     streamer.close()
     assert lengths == [[1] * 9, [3, 1, 4, 1], [3, 1, 3, 1, 1], [1] * 9]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "most", "expected"),
+    [
+        ("ddmmmm", 16, [2, 4]),
+        ("ddmmmm", 3, [2, 3, 1]),
+        ("mmdmm", 16, [2, 1, 2]),
+        ("mmmdd", 16, [3, 2]),
+        ("dmdmdm", 16, [1, 5]),
+        ("mdmd", 16, [4]),
+        ("ddd", 16, [3]),
+    ],
+)
+def test_layers_with_experts_come_apart_from_others(kinds: str, most: int, expected: list[int]) -> None:
+    """m: with experts. d: without."""
+    streamer = stream(len(kinds), set(range(len(kinds))), 1, FakeReader())
+    key = UnitKey(DECODER, 0, None)
+    run = ExpertRun(ExpertTable(1), lambda: ExpertsForRun(0), lambda asked: None, key)
+    for weights, kind in zip(streamer.layers(), kinds, strict=True):
+        weights.expert_run = run if kind == "m" else None
+    assert [len(each) for each in streamer.runs(DECODER, most)] == expected
+    streamer.close()
 
 
 @settings(deadline=None)

@@ -94,8 +94,8 @@ class ExpertLender:
 
     @property
     def lends_arriving(self) -> bool:
-        """Whether experts can be lent while they are read."""
-        return self._tier.is_ordered and self._in_ram is None
+        """Whether experts can be lent while they are read, and found by kernels."""
+        return self._tier.is_alone and self._in_ram is None
 
     def take_present(self, layer: UnitKey, numbers: Sequence[int]) -> list[LayerWeights] | None:
         """LayerWeights.take_present of a layer."""
@@ -150,13 +150,15 @@ class ExpertLender:
         return tables[place]
 
     def _put(self, group: Group) -> None:
-        """Enter those of these experts into their tables that are in memory and not there yet."""
-        for key, each in group:
-            number, table, is_current = key.expert or 0, self._table(key), self._tier.holds(key, each)
-            if is_current and not table.keeps(number) and each.has_ended and not each.has_failed:
-                weights = each.views or self._weights(key, each)
-                if (record := self._record(weights)) is not None:
-                    table.put(number, weights, record)
+        """Enter those of these experts into their tables that are in memory and not there yet. None may give
+        its slot up meanwhile, as it may when another thread's read ends."""
+        with self._tier.arrivals:
+            for key, each in group:
+                number, table, is_current = key.expert or 0, self._table(key), self._tier.holds(key, each)
+                if is_current and not table.keeps(number) and each.has_ended and not each.has_failed:
+                    weights = each.views or self._weights(key, each)
+                    if (record := self._record(weights)) is not None:
+                        table.put(number, weights, record)
 
     def _record(self, weights: LayerWeights) -> ExpertRecord | None:
         """None: compiled kernels don't know the expert."""

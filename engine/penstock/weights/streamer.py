@@ -114,8 +114,8 @@ class LayerStreamer:
 
     def runs(self, stack: str, most: int) -> Generator[list[LayerWeights], None, None]:
         """One sweep of a stack: the next layer, with the layers behind it that stay in memory if it does, at
-        most `most` together. Their weights are valid, for what is launched on the lane, until the next ones
-        are asked for.
+        most `most` together, and not across a border (_is_border). Their weights are valid, for what is
+        launched on the lane, until the next ones are asked for.
 
         Raises what reading raised (CorruptFile); the layer is read anew in the next sweep.
         """
@@ -154,13 +154,11 @@ class LayerStreamer:
             index += num_layers
 
     def _staying_from(self, first: int, end: int) -> list[LayerWeights]:
-        """The layers from `first` on, and before `end`, that stay in memory and are there. Behind layers
-        without experts, with which many mixtures begin, the first one with experts begins anew: only layers
-        that all have experts are computed together."""
+        """The layers from `first` on, and before `end`, that stay in memory and are there."""
         found = list[LayerWeights]()
         for index in range(first, end):
             weights = self._staying.get(index)
-            if weights is None or (found and weights.expert_run and not found[0].expert_run):
+            if weights is None or (found and _is_border(found, weights)):
                 break
             found.append(weights)
         return found
@@ -256,3 +254,13 @@ class LayerStreamer:
         self._staying.clear()
         if self._lender is not None:
             self._lender.close()
+
+
+def _is_border(run: Sequence[LayerWeights], following: LayerWeights) -> bool:
+    """Whether a layer does not come together with these. Only layers that all have experts are computed in
+    one call. So a run of layers without experts, with which many mixtures begin, ends before one that has
+    experts, and several that have experts end before one without. Where the two kinds take turns, they come
+    together, as to lend several at once takes less time."""
+    if following.expert_run is not None:
+        return run[0].expert_run is None
+    return len(run) > 1 and all(each.expert_run is not None for each in run)

@@ -150,9 +150,10 @@ class Mixture:
 
     @property
     def is_plain(self) -> bool:
-        """Whether experts have gates, read the layer's own normed hidden state, and scores multiply what they
-        give."""
-        return self.has_gate and not (self.narrow_size or self.scales_inputs)
+        """Whether all experts have gates and one function, and read the layer's own normed hidden state, and
+        scores multiply what they give."""
+        has_one_function = not self.shared_size or self.function == self.activation
+        return self.has_gate and has_one_function and not (self.narrow_size or self.scales_inputs)
 
     @property
     def function(self) -> GatedFunction:

@@ -76,7 +76,8 @@ class MixtureCalls:
             following = behind[place] if place < len(behind) and own.next_experts is not None else None
             router = self._router(following) if following is not None and "router" in following else None
             turns = turns_of(family, index, batch)
-            shared = SharedExpert(own.gated, own.optional("shared_gate")) if mixture.shared_size else None
+            gate = own.vector("shared_gate") if mixture.has_shared_gate else None
+            shared = SharedExpert(own.gated, gate) if mixture.shared_size else None
             together.append(MixtureLayer(attention, kv, turns, self._router(own), shared, router))
         return together
 

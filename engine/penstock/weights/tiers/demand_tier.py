@@ -47,10 +47,11 @@ class DemandTier:
         num_slots: int,
         uses: UseCounts[UnitKey],
         pins: bool = False,
-        is_ordered: bool = False,
+        is_alone: bool = False,
     ) -> None:
         """`sizes` are the units' bytes in whole pages; `pool` has room for pool_bytes(); the tier counts
-        `uses`. `pins`: see ExpertPolicy. `is_ordered`: units are read one after the other (Arrivals)."""
+        `uses`. `pins`: see ExpertPolicy. `is_alone`: there is no other memory between the files and where
+        experts are computed; units are then read one after the other where the reader can (Arrivals)."""
         if num_slots < 1:
             raise ValueError("units that are asked for need a slot")
         self.num_slots = min(num_slots, len(sizes))
@@ -60,7 +61,8 @@ class DemandTier:
         slots = [pool.allocate(f"expert.{index}", slot_bytes) for index in range(self.num_slots)]
         self.uses = uses
         self.policy = ExpertPolicy(self.num_slots, uses, pins)
-        self.arrivals = Arrivals(reader, slots, self._ask, MAX_EXPERT_READS, is_ordered)
+        self.is_alone = is_alone
+        self.arrivals = Arrivals(reader, slots, self._ask, MAX_EXPERT_READS, is_ordered=is_alone)
         self.slots = ExpertSlots(self.arrivals, self.policy)
         #: Units that began to arrive since the start, by stack and layer.
         self.num_arrived: dict[tuple[str, int], int] = {}
@@ -102,8 +104,8 @@ class DemandTier:
             group = []
 
     def gather_arriving(self, keys: Sequence[UnitKey]) -> Iterator[tuple[Group, ArrivingReads | None]]:
-        """What gather() brings, of ordered reads: the first group has all units that are there, and then
-        those that are being read, with their reads, for which the user waits."""
+        """What gather() brings: the first group has all units that are there, and then those that ordered
+        reads are bringing, with these reads, for which the user waits."""
         waiting, num_taken_back = dict.fromkeys(keys), self._num_taken_back
         with self.arrivals:
             group = self._want(waiting)

@@ -69,7 +69,7 @@ class LaneTiers:
                     plan.num_expert_slots,
                     uses.copy(),
                     pins,
-                    is_ordered=len(plans) == 1,
+                    is_alone=len(plans) == 1,
                 )
                 self._experts.append(own)
         #: The tiers where layers are computed. A model without experts has no tier of experts.
