@@ -1,6 +1,6 @@
 """Products of one large matrix by the native kernels, in INT8 with a scale per output channel and per group
 of inputs, or in 4 bits, or in planes, beside what memory and arithmetic give at best. One token also meets a
-part that lies in the caches: where that is read no faster, instructions bind and not memory.
+part that lies in the caches: where that is read hardly faster, instructions (and the call) bind as well.
 
     python tests/bench/products.py [--rows 14336] [--columns 4096] [--build avx2] [--int4 | --planes]
 """

@@ -94,8 +94,10 @@ class ExpertLender:
 
     @property
     def lends_arriving(self) -> bool:
-        """Whether experts can be lent while they are read, and found by kernels."""
-        return self._tier.is_alone and self._in_ram is None
+        """Whether experts can be lent while they are read, and found by kernels. While these compute, no slot
+        is given up, and guesses are read early by ordered reads alone: others need a slot for each expert."""
+        is_free = self._tier.is_ordered or self._tier.holds_all
+        return self._tier.is_alone and self._in_ram is None and is_free
 
     def take_present(self, layer: UnitKey, numbers: Sequence[int]) -> list[LayerWeights] | None:
         """LayerWeights.take_present of a layer."""

@@ -260,7 +260,7 @@ def _is_border(run: Sequence[LayerWeights], following: LayerWeights) -> bool:
     """Whether a layer does not come together with these. Only layers that all have experts are computed in
     one call. So a run of layers without experts, with which many mixtures begin, ends before one that has
     experts, and several that have experts end before one without. Where the two kinds take turns, they come
-    together, as to lend several at once takes less time."""
+    together, with what follows, as to lend several at once takes less time."""
     if following.expert_run is not None:
         return run[0].expert_run is None
     return len(run) > 1 and all(each.expert_run is not None for each in run)

@@ -34,6 +34,8 @@ class ExpertRouter:
     #: Where the addresses of the experts' records (ExpertRecord) lie, by their numbers; 0: not in memory.
     #: They change from one call to the next.
     experts: int
+    #: What keeps that memory.
+    table: object
 
     @cached_property
     def record(self) -> ctypes.Structure:

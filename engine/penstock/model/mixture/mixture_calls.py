@@ -85,7 +85,7 @@ class MixtureCalls:
         router, run = self._routers.get(weights), weights.expert_run
         if router is None:
             assert run is not None
-            router = self._routers[weights] = ExpertRouter(weights.router, run.table.address)
+            router = self._routers[weights] = ExpertRouter(weights.router, run.table.address, run.table)
         return router
 
 
