@@ -94,8 +94,9 @@ class ExpertLender:
 
     @property
     def lends_arriving(self) -> bool:
-        """Whether experts can be lent while they are read, and found by kernels. While these compute, no slot
-        is given up, and guesses are read early by ordered reads alone: others need a slot for each expert."""
+        """Whether experts can be lent while they are read, and found by kernels. Reads that are not ordered
+        begin one guess at a time, and none while kernels compute with the experts. So they are served this
+        way only where each expert has a slot, and nothing is guessed."""
         is_free = self._tier.is_ordered or self._tier.holds_all
         return self._tier.is_alone and self._in_ram is None and is_free
 
@@ -154,13 +155,15 @@ class ExpertLender:
     def _put(self, group: Group) -> None:
         """Enter those of these experts into their tables that are in memory and not there yet. None may give
         its slot up meanwhile, as it may when another thread's read ends."""
+        missing = [pair for pair in group if not self._table(pair[0]).keeps(pair[0].expert or 0)]
+        if not missing:  # nearly always
+            return
         with self._tier.arrivals:
-            for key, each in group:
-                number, table, is_current = key.expert or 0, self._table(key), self._tier.holds(key, each)
-                if is_current and not table.keeps(number) and each.has_ended and not each.has_failed:
+            for key, each in missing:
+                if self._tier.holds(key, each) and each.has_ended and not each.has_failed:
                     weights = each.views or self._weights(key, each)
                     if (record := self._record(weights)) is not None:
-                        table.put(number, weights, record)
+                        self._table(key).put(key.expert or 0, weights, record)
 
     def _record(self, weights: LayerWeights) -> ExpertRecord | None:
         """None: compiled kernels don't know the expert."""
