@@ -79,6 +79,86 @@ def test_the_least_limit_on_the_way_up_counts_and_page_cache_is_free(tmp_path: P
     assert free_memory_bytes(meminfo(tmp_path, 1000), root, own) == 9999
 
 
+V2_STAT = """anon 100
+file 900
+shmem 50
+file_mapped 0
+file_dirty 30
+file_writeback 20
+inactive_anon 70
+active_anon 30
+inactive_file 400
+active_file 300
+unevictable 150
+slab_reclaimable 60
+slab_unreclaimable 40
+"""
+#: The lines without total_ are the cgroup's own, and leave those inside it out.
+V1_STAT = """cache 90
+dirty 1
+writeback 1
+inactive_file 4
+active_file 3
+total_cache 900
+total_shmem 50
+total_dirty 30
+total_writeback 20
+total_inactive_anon 70
+total_active_anon 30
+total_inactive_file 400
+total_active_file 300
+total_unevictable 150
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "names", "stat", "free"),
+    [
+        # 2000 - (1200 - (400 + 300 - 30 - 20) - 60), and v1 counts no slab.
+        (".", ("memory.max", "memory.current"), V2_STAT, 1510),
+        ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), V1_STAT, 1450),
+    ],
+)
+def test_what_the_kernel_takes_back_is_free(
+    tmp_path: Path, folder: str, names: tuple[str, str], stat: str, free: int
+) -> None:
+    """Page cache that was read twice, too; but neither pages that have to be written, nor shared memory, nor
+    locked pages."""
+    (tmp_path / folder).mkdir(exist_ok=True)
+    for name, content in zip((*names, "memory.stat"), ("2000", "1200", stat), strict=True):
+        (tmp_path / folder / name).write_text(content)
+    assert free_memory_bytes(meminfo(tmp_path, 1000), tmp_path, tmp_path / "own") == free
+
+
+def test_pages_that_must_be_written_first_are_not_free(tmp_path: Path) -> None:
+    """More of them than of clean ones, since counts of the kernel are a little late."""
+    for name, content in (
+        ("memory.max", "2000"),
+        ("memory.current", "1200"),
+        ("memory.stat", "inactive_file 100\nactive_file 0\nfile_dirty 90\nfile_writeback 40\n"),
+    ):
+        (tmp_path / name).write_text(content)
+    assert free_memory_bytes(meminfo(tmp_path, 1000), tmp_path, tmp_path / "own") == 800
+
+
+def test_a_cgroup_is_slowed_down_beyond_its_high_mark(tmp_path: Path) -> None:
+    for name, content in (("memory.max", "max"), ("memory.high", "1000"), ("memory.current", "300")):
+        (tmp_path / name).write_text(content)
+    own = tmp_path / "own"
+    assert free_memory_bytes(meminfo(tmp_path, 1000), tmp_path, own) == 700
+    (tmp_path / "memory.max").write_text("900")
+    assert free_memory_bytes(meminfo(tmp_path, 1000), tmp_path, own) == 600
+
+
+def test_a_controller_that_shares_its_hierarchy_is_found(tmp_path: Path) -> None:
+    own, inner = tmp_path / "own", tmp_path / "memory" / "unit"
+    own.write_text("3:cpu,cpuacct:/other\n2:hugetlb,memory:/unit\n0::/\n")
+    inner.mkdir(parents=True)
+    (inner / "memory.limit_in_bytes").write_text("5000")
+    (inner / "memory.usage_in_bytes").write_text("1000")
+    assert free_memory_bytes(meminfo(tmp_path, 1000), tmp_path, own) == 4000
+
+
 def beside(share: float) -> Callable[[], Moment]:
     """A clock: a second from look to look, in which other work takes `share` of the cores."""
     busy_s = share * num_physical_cores()

@@ -154,42 +154,52 @@ def free_memory_bytes(
     own_cgroup: Path = Path("/proc/self/cgroup"),
 ) -> int:
     """Memory that can be taken without pushing anything out. The least of these counts: what the system has
-    available, and what is left of the limit of the process's cgroup and of each cgroup above (v2 or v1). Page
-    cache that a cgroup would give up counts as free."""
+    available, and what is left of each limit of the process's cgroup and of the cgroups above (v2 or v1). What
+    the kernel would take back from a cgroup counts as free."""
     available = total_memory_bytes()
     for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    for folder, limit_name, usage_name in _cgroups(cgroup_root, own_cgroup):
-        limit, usage = _number(folder / limit_name), _number(folder / usage_name)
+    for folder, limit_names, usage_name in _cgroups(cgroup_root, own_cgroup):
+        limits, usage = [_number(folder / name) for name in limit_names], _number(folder / usage_name)
+        limit = min((each for each in limits if each is not None), default=None)
         if limit is not None and usage is not None:
             usage -= min(usage, _reclaimable(folder / "memory.stat"))
             available = min(available, max(0, limit - usage))
     return available
 
 
-def _cgroups(root: Path, own: Path) -> Iterator[tuple[Path, str, str]]:
-    """(folder, name of the limit, name of the usage) of the process's memory cgroups, up to the root."""
-    lines = own.read_text().splitlines() if own.exists() else []
-    paths = {line.split(":")[1]: line.split(":", 2)[2] for line in lines}
-    for controllers, base, names in (
-        ("", root, ("memory.max", "memory.current")),
-        ("memory", root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+def _cgroups(root: Path, own: Path) -> Iterator[tuple[Path, tuple[str, ...], str]]:
+    """(folder, names of the limits, name of the usage) of the process's memory cgroups, up to the root."""
+    paths = dict[str, str]()
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), path)  # v1 may join several controllers
+    for controller, base, limits, usage in (
+        # Beyond memory.high the kernel slows a process down until it has taken enough back.
+        ("", root, ("memory.max", "memory.high"), "memory.current"),
+        ("memory", root / "memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes"),
     ):
         # Inside a container the path is often the host's path, which does not exist here.
-        inner = base / paths.get(controllers, "/").lstrip("/")
+        inner = base / paths.get(controller, "/").lstrip("/")
         for folder in dict.fromkeys((inner, *inner.parents, base)):
             if folder == base or base in folder.parents:
-                yield folder, *names
+                yield folder, limits, usage
 
 
 def _reclaimable(stat: Path) -> int:
-    """Page cache that the kernel would take back first."""
+    """Bytes that the kernel takes back where a cgroup needs them: page cache, whether it was read once
+    (inactive) or twice (active), and caches of names and inodes, which v2 alone counts. Pages that still have
+    to be written don't count. Shared memory and locked pages are on other lists, and so don't count either."""
     try:
-        fields = dict(line.split() for line in stat.read_text().splitlines())
+        fields = {name: int(value) for name, value in map(str.split, stat.read_text().splitlines())}
     except (OSError, ValueError):
         return 0
-    return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
+    if "total_inactive_file" in fields:  # v1, where the names without total_ leave the cgroups inside out
+        fields = {name.removeprefix("total_"): fields[name] for name in fields if name.startswith("total_")}
+    unwritten = sum(fields.get(name, 0) for name in ("dirty", "writeback", "file_dirty", "file_writeback"))
+    clean = fields.get("inactive_file", 0) + fields.get("active_file", 0) - unwritten
+    return max(0, clean) + fields.get("slab_reclaimable", 0)
 
 
 def _number(path: Path) -> int | None:
