@@ -154,8 +154,8 @@ def free_memory_bytes(
     own_cgroup: Path = Path("/proc/self/cgroup"),
 ) -> int:
     """Memory that can be taken without pushing anything out. The least of these counts: what the system has
-    available, and what is left of each limit of the process's cgroup and of the cgroups above (v2 or v1). What
-    the kernel would take back from a cgroup counts as free."""
+    available, and what is left of each limit of the process's cgroup and of the cgroups above (v2 or v1).
+    What the kernel would take back from a cgroup counts as free."""
     available = total_memory_bytes()
     for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
         if line.startswith("MemAvailable:"):
@@ -190,7 +190,7 @@ def _cgroups(root: Path, own: Path) -> Iterator[tuple[Path, tuple[str, ...], str
 def _reclaimable(stat: Path) -> int:
     """Bytes that the kernel takes back where a cgroup needs them: page cache, whether it was read once
     (inactive) or twice (active), and caches of names and inodes, which v2 alone counts. Pages that still have
-    to be written don't count. Shared memory and locked pages are on other lists, and so don't count either."""
+    to be written don't count, nor do shared memory and locked pages, which are on other lists."""
     try:
         fields = {name: int(value) for name, value in map(str.split, stat.read_text().splitlines())}
     except (OSError, ValueError):
