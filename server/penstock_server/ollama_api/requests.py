@@ -57,8 +57,10 @@ def _refuse_images(value: object) -> None:
 Images = Annotated[None, PlainValidator(_refuse_images), WithJsonSchema({"type": "null"})]
 
 
-def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
+def _role(value: object) -> object:
+    """Chat templates know no developers: their messages are the system's."""
+    role = value.lower() if isinstance(value, str) else value
+    return "system" if role == "developer" else role
 
 
 def _check_arguments(value: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +85,7 @@ class ToolCall(Wire):
 
 
 class OllamaMessage(Wire):
-    role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(_lower)]
+    role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(_role)]
     content: Text | None = None
     thinking: Text | None = Field(None, description="The reasoning of an earlier answer.")
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_PARTS)] | None = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import Blanks, FormedPrompt, Grammar, SamplingParams, render_chat, without_draws
 from penstock.errors import ContextOverflow, InvalidParameter
 from penstock_server.facade.model import ServedModel
+from penstock_server.prompts.system_turns import write_placed
 from penstock_server.prompts.vectors import find_soft_prompt, read_embeds
 from penstock_server.protocol.conversation import Call, Conversation, Turn
 from penstock_server.protocol.errors import ApiError
@@ -254,11 +255,21 @@ def read_conversation(
             **variables,
         )
 
-    messages = tools.messages([template_message(turn) for turn in conversation.turns])
     described = tools.description
     if described and not model.tokenizer.has_chat_template:
         raise InvalidParameter("tools", "this model has no chat template to show tools: leave tools out")
-    return render_described(render, messages, described) if described else render(messages)
+
+    def write(turns: Sequence[Turn]) -> list[int]:
+        messages = tools.messages([template_message(turn) for turn in turns])
+        return render_described(render, messages, described) if described else render(messages)
+
+    def probe(turns: Sequence[Turn]) -> list[int]:
+        few = variables | ({"tools": tools.shown_tools[:1]} if tools.shown_tools else {})
+        return render_chat(model.tokenizer, [template_message(turn) for turn in turns], **few)
+
+    if not model.tokenizer.has_chat_template:
+        return write(conversation.turns)
+    return write_placed(write, conversation.turns, probe)
 
 
 def template_message(turn: Turn) -> dict[str, Any]:
