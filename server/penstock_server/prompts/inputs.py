@@ -169,8 +169,8 @@ def refuse_long_text(model: ServedModel, num_chars: int) -> None:
     least = math.ceil(num_chars / model.tokenizer.max_token_chars)
     if least > model.max_model_len:
         raise ContextOverflow(
-            f"the prompt has {num_chars} characters, which are at least {least} tokens; this model's context "
-            f"here is {model.max_model_len} tokens. Shorten the prompt",
+            f"the prompt has {num_chars} characters, which are at least {least} tokens; here this model's "
+            f"maximum context length is {model.max_model_len} tokens. Shorten the prompt",
             least,
             model.max_model_len,
         )
