@@ -63,7 +63,11 @@ class Options(BaseModel):
 
     def ignored(self, max_model_len: int) -> list[str]:
         """What is asked for and has no effect, by its place."""
-        found = [f"options.{name}" for name in self.model_extra or () if name not in _LOADING]
+        found = [
+            f"options.{name}"
+            for name, value in (self.model_extra or {}).items()
+            if value is not None and name not in _LOADING
+        ]
         if self.num_ctx is not None and self.num_ctx > max_model_len:
             found.append(f"options.num_ctx (the context has {max_model_len} tokens)")
         return found

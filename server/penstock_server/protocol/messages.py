@@ -98,7 +98,6 @@ class Message(Wire):
     reasoning_content: Text | None = Field(None, description="For the model's chat template.")
     reasoning: Text | None = Field(None, description="Another name of reasoning_content.")
     refusal: Text | None = Field(None, description="Used as content if there is none.")
-    annotations: Unsupported = None
     audio: Unsupported = None
     provider_specific_fields: Any = Field(None, description="Without effect; LiteLLM adds it.")
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_PARTS)] | None = Field(
@@ -108,8 +107,10 @@ class Message(Wire):
     function_call: Deprecated = None
 
     # accepted without effect
+    annotations: list[Any] | None = None
     cache_control: dict[str, Any] | None = None
     reasoning_details: list[Any] | None = None
+    parsed: Any = Field(None, description="Without effect; the openai package adds it.")
 
     @model_validator(mode="after")
     def _check_content(self) -> Message:
