@@ -148,9 +148,9 @@ def random_number(dice: random.Random, kind: str) -> int | float:
         case 3:
             return dice.randint(-(2**53), 2**53) >> dice.randint(0, 52)
         case 4:
-            return dice.choice((1, -1)) * float(f"1e{dice.randint(-12, 15)}")
+            return float(f"{dice.choice('+-')}1e{dice.randint(-12, 15)}")
         case 5:
-            return dice.choice((1, -1)) * float(f"{dice.randint(1, 9999)}e{dice.randint(-9, 3)}")
+            return float(f"{dice.choice('+-')}{dice.randint(1, 9999)}e{dice.randint(-9, 3)}")
     return round(dice.uniform(-3, 3), dice.randint(0, 9))
 
 

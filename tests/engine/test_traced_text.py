@@ -260,14 +260,14 @@ def test_a_template_writes_what_it_writes_with_plain_texts() -> None:
 
 
 def by_transformers(asked: Rendering) -> str:
-    texts, _ = render_jinja_template(
-        [asked.messages],
+    rendered = render_jinja_template(
+        [[dict(message) for message in asked.messages]],
         asked.variables["tools"],
         chat_template=asked.template,
         continue_final_message=asked.continue_final_message,
         add_generation_prompt=asked.add_generation_prompt,
     )
-    return str(texts[0])
+    return str(rendered[0][0])
 
 
 def outcome(write: Callable[[Rendering], str], asked: Rendering) -> str | type[Exception]:

@@ -152,7 +152,8 @@ def _join(
 ) -> str:
     if attribute is not None:
         values = map(make_attrgetter(environment, attribute), values)
-    return _written(between).join(map(_written, values))
+    text: str = _written(between).join(map(_written, values))
+    return text
 
 
 def _title(text: Any) -> str:
