@@ -59,6 +59,11 @@ MessageContent = Annotated[
 ]
 
 
+def text_of(content: str | list[ContentPart] | None) -> str:
+    """The text of a content; parts are joined by line ends, as in vLLM."""
+    return content if isinstance(content, str) else "\n".join(part.content for part in content or ())
+
+
 class Prediction(Wire):
     """OpenAI's predicted output: a text that the answer may resemble. It makes an answer faster, and changes
     nothing of it."""
@@ -128,10 +133,9 @@ class Message(Wire):
 
     @property
     def text(self) -> str:
-        """The content; parts are joined by line ends, as in vLLM."""
         if isinstance(self.content, str):
             return self.content
-        return "\n".join(part.content for part in self.content or ()) or self.refusal or ""
+        return text_of(self.content) or self.refusal or ""
 
     @property
     def turn(self) -> Turn:
