@@ -66,7 +66,7 @@ def write_mixture(folder: Path, monkeypatch: pytest.MonkeyPatch, **kinds: str) -
     pytest.importorskip("gguf")
     import test_gguf_types
 
-    monkeypatch.setattr(conversion, "read_companions", lambda folder: {})
+    monkeypatch.setattr(conversion, "read_companions", lambda *_: {})
     monkeypatch.setitem(test_gguf_types.MIXTURES, "mixture", {"": "Q4_0"} | kinds)
     test_gguf_types.make("mixture", folder)
     return folder / "model.gguf"

@@ -13,12 +13,10 @@ from test_gguf import TOKENS, finish, numbers
 from test_gguf_mixtures import Q4_K_M, pieces, rounded, stored_name
 from test_gguf_types import decoded, random_blocks
 from tiny_models import YARN_ROPE, build
-from tokenizers import pre_tokenizers
 from torch import Tensor
 
 from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.model.registry import open_model
-from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.quantize import quantize
 
@@ -142,25 +140,3 @@ def test_groups_that_no_file_tells(scores: int, count: int, groups: tuple[int, i
     write(model, tmp_path / "it.gguf", True, expert_gating_func=scores, expert_count=count, **silent)
     config = read_config(tmp_path / "it.gguf")
     assert (config["n_group"], config["topk_group"]) == groups
-
-
-@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-llm"])
-def test_words_are_split_as_the_model_splits_them(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Numbers in threes, Chinese apart, a mark with the letters behind it: as DeepSeek V3's tokenizer.json
-    says. Rules that are not known are told."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "deepseek2")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(name)
-    writer.add_token_list([*alphabet, "12"])
-    writer.add_token_merges(["1 2"])
-    writer.add_block_count(1)
-    finish(writer)
-    tokenizer = Tokenizer.load(tmp_path / "model.gguf", frozenset({0})).backend
-    split = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("12345 (and 你好ab'll\n!")
-    words = [tokenizer.backend_tokenizer.decoder.decode([word]) for word, _ in split]
-    if name == "deepseek-v3":
-        assert words == ["123", "45", " (", "and", " ", "你好", "ab", "'ll", "\n", "!"]
-    assert ("are not known here" in caplog.text) == (name == "deepseek-llm")

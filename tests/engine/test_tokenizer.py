@@ -191,10 +191,11 @@ def test_token_text_replaces_parts_of_characters(byte_level: Tokenizer) -> None:
     ("files", "expected"),
     [
         ({}, {1}),
-        ({"generation_config": {"eos_token_id": 7}}, {7}),
-        ({"generation_config": {"eos_token_id": [7, 9]}, "config": {"eos_token_id": 3}}, {7, 9}),
-        ({"generation_config": {"eos_token_id": None}, "config": {"eos_token_id": 3}}, {3}),
-        ({"generation_config": {}, "config": {"eos_token_id": [3, 4]}}, {3, 4}),
+        ({"generation_config": {"eos_token_id": 7}}, {1, 7}),
+        ({"generation_config": {"eos_token_id": [7, 9]}, "config": {"eos_token_id": 3}}, {1, 3, 7, 9}),
+        ({"generation_config": {"eos_token_id": None}, "config": {"eos_token_id": 3}}, {1, 3}),
+        ({"generation_config": {}, "config": {"eos_token_id": [3, 4]}}, {1, 3, 4}),
+        ({"config": {"eos_token_id": 3, "text_config": {"eos_token_id": [1, 5]}}}, {1, 3, 5}),
         ({"generation_config": {}, "config": {"eos_token_id": None}}, {1}),
     ],
 )

@@ -175,7 +175,7 @@ class DraftModel:
 
         try:
             check_spec(spec, "be a draft model")
-            words = tokenizer or begin_tokenizer(folder, opened)
+            words = tokenizer or begin_tokenizer(folder, own)
             planned = plan_beside(opened, own, config, hardware, settle)
             loaded = begin_reading(planned, words)
         except BaseException:

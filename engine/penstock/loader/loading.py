@@ -43,7 +43,7 @@ def load_model(
     folder = find_model(model, revision, offline, allow_pickle=config.allow_pickle)
     opened = open_folder(folder, config)
     try:
-        found = tokenizer or begin_tokenizer(folder, opened)
+        found = tokenizer or begin_tokenizer(folder, config)
         advice = read_advice(folder)  # read before there is a lane, which would have to be closed
         lane = find_lane(config.device, spare)
         if share is not None:
@@ -70,11 +70,10 @@ def open_folder(folder: Path, config: EngineConfig) -> OpenModel:
     return opened
 
 
-def begin_tokenizer(folder: Path, opened: OpenModel) -> Future[Tokenizer]:
+def begin_tokenizer(folder: Path, config: EngineConfig) -> Future[Tokenizer]:
     """The tokenizer of a folder or file, which a thread makes."""
-    ends = opened.store.checkpoint.config.get("eos_token_id") if folder.is_file() else None
     making = ThreadPoolExecutor(1, "penstock-tokenizer")
-    found = making.submit(Tokenizer.load, folder, frozenset(ends or ()))
+    found = making.submit(Tokenizer.load, folder, config.guess_tokenizer)
     making.shutdown(wait=False)
     return found
 

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile
+from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile, PenstockError
 from penstock.text.control_tokens import ControlTokens
 from penstock.text.gguf_tokenizer import read_gguf
 
@@ -51,24 +51,23 @@ class Tokenizer:
         self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)
 
     @classmethod
-    def load(cls, folder: Path, eos_token_ids: frozenset[int] = frozenset()) -> Tokenizer:
-        """The tokenizer of a folder or of a GGUF file. `eos_token_ids` are the end tokens of a GGUF file; a
-        folder's own files say which tokens end an answer. Raises CheckpointNotFound if the folder has no
-        tokenizer, CorruptFile if the tokenizer can't be read, ConfigError if reading it needs a package that
-        is not installed."""
+    def load(cls, folder: Path, guesses: bool = False) -> Tokenizer:
+        """The tokenizer of a folder or of a GGUF file (EngineConfig.guess_tokenizer says what `guesses` is).
+        Raises CheckpointNotFound if the folder has no tokenizer, CorruptFile if the tokenizer can't be read,
+        UnsupportedModel if a GGUF file has another kind of tokenizer, ConfigError if reading it needs a
+        package that is not installed."""
         is_file = folder.is_file()
         if not is_file and not any(next(folder.glob(pattern), None) for pattern in TOKENIZER_FILES):
             raise CheckpointNotFound(_no_tokenizer(folder))
         try:
             if is_file:
-                return cls(read_gguf(folder), eos_token_ids)
+                return cls(*read_gguf(folder, guesses))
             tokenizer = _read_folder(folder)
-        except (ConfigError, CheckpointNotFound):
+        except PenstockError:
             raise
         except ImportError as error:
             raise ConfigError(
-                f"the tokenizer in {folder} needs a package that is not installed: {error} "
-                "(for GGUF files: pip install 'penstock-llm[gguf]')"
+                f"the tokenizer in {folder} needs a package that is not installed: {error}"
             ) from error
         except Exception as error:  # transformers and its parsers raise many types; the files are at fault
             raise CorruptFile(f"the tokenizer in {folder} can't be loaded: {error}") from error
@@ -257,31 +256,28 @@ def _read_folder(folder: Path) -> Any:
 
 
 def _eos_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end an answer, from generation_config.json, else config.json, else the tokenizer
-    itself. Where the tokenizer is sure of the model's end token (`is_end_certain`), a file without this token
-    is wrong."""
-    configured = _configured_ends(folder)
+    """The tokens that end an answer: all that config.json, generation_config.json and the tokenizer name. A
+    fine-tune often has its own end token in one of them alone. Where the tokenizer is sure of the model's end
+    token (`is_end_certain`), a file without this token is wrong."""
     own = frozenset(() if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
-    if configured is None or (getattr(tokenizer, "is_end_certain", False) and not own <= configured):
-        return own
-    return configured
+    named = [_named_ends(folder / name) for name in ("generation_config.json", "config.json")]
+    is_certain = getattr(tokenizer, "is_end_certain", False)
+    return own.union(*(ends for ends in named if own <= ends or not is_certain))
 
 
-def _configured_ends(folder: Path) -> frozenset[int] | None:
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        except (ValueError, AttributeError) as error:
-            raise CorruptFile(
-                f"{path} is not a JSON object ({error}): copy or download the file again"
-            ) from error
-        if ids is None:
-            continue
-        ids = ids if isinstance(ids, list) else [ids]
-        if not all(isinstance(token_id, int) for token_id in ids):
-            raise CorruptFile(f"{path}: eos_token_id is {ids}; it must be one token id or a list of them")
-        return frozenset(ids)
-    return None
+def _named_ends(path: Path) -> frozenset[int]:
+    """The end tokens that a file names, for the whole model or for its text part. Raises CorruptFile."""
+    if not path.is_file():
+        return frozenset()
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        named = [config.get("eos_token_id"), (config.get("text_config") or {}).get("eos_token_id")]
+    except (ValueError, AttributeError) as error:
+        raise CorruptFile(
+            f"{path} is not a JSON object ({error}): copy or download the file again"
+        ) from error
+    ids = [token_id for ends in named for token_id in (ends if isinstance(ends, list) else [ends])]
+    ids = [token_id for token_id in ids if token_id is not None]
+    if not all(isinstance(token_id, int) for token_id in ids):
+        raise CorruptFile(f"{path}: eos_token_id is {ids}; it must be one token id or a list of them")
+    return frozenset(ids)

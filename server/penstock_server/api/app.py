@@ -152,11 +152,10 @@ def _add_apis(
 
 def _answer_errors(app: FastAPI, paths: Sequence[str], is_lenient: bool) -> None:
     """Errors become answers in OpenAI's form; for an unknown path, the answer names similar `paths`.
-    is_lenient: a request with unknown fields is answered without them, as it always is on Ollama's paths."""
+    is_lenient: a request with unknown fields is answered without them."""
 
     async def answer_error(request: Request, error: Exception) -> Response:
-        is_ollamas = request.scope["path"].startswith(f"{OLLAMA_PATH}/")
-        if (is_lenient or is_ollamas) and (answer := answer_without_unknown(request, error)) is not None:
+        if is_lenient and (answer := answer_without_unknown(request, error)) is not None:
             return answer
         if isinstance(error, HTTPException) and not isinstance(error, ApiError):
             error = routing_error(error, request.method, request.scope["path"], paths)

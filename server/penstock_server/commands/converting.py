@@ -18,7 +18,7 @@ from penstock.model.registry import OpenModel
 from penstock.weights.checkpoints.checksums import Checksums
 from penstock.weights.conversion.manifest import verify
 from penstock.weights.conversion.report import ConversionReport
-from penstock_server.facade.loading import convert_with_checksums, open_source
+from penstock_server.facade.loading import convert_with_checksums, load_tokenizer, open_source
 from penstock_server.settings.settings import Settings
 
 
@@ -52,10 +52,12 @@ def run_convert(
     content = read_text(text) if text is not None else None
     opened = open_source(settings)
     with opened.store.checkpoint:
-        rounding = _calibration(opened, content, num_tokens) if content is not None else None
+        rounding = None
+        if content is not None:
+            rounding = _calibration(opened, load_tokenizer(settings, opened), content, num_tokens)
         bar = ProgressBar(f"converting to {target}", "B")
         try:
-            report, checksums = convert_with_checksums(opened.store, target, bar, rounding, begun)
+            report, checksums = convert_with_checksums(settings, opened.store, target, bar, rounding, begun)
         finally:
             bar.close()
     print("\n".join([*summary(report, target), *checksums]))
@@ -72,9 +74,8 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path} is not a text in UTF-8 ({error})") from error
 
 
-def _calibration(opened: OpenModel, text: str, num_tokens: int) -> Calibration:
+def _calibration(opened: OpenModel, tokenizer: Tokenizer, text: str, num_tokens: int) -> Calibration:
     kernels = choose_kernels(EngineConfig(), num_physical_cores())
-    tokenizer = Tokenizer.load(opened.store.checkpoint.folder)
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     # As prompts and windows of `penstock eval` do: a first token's keys and values are unlike all others.
     return Calibration(opened, kernels, token_ids, num_tokens, prefix(tokenizer))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from penstock import Engine, Tokenizer
+from penstock import Engine
 from penstock.evaluate import Divergence, Fidelity, Window, evaluate, memory_bytes, windows
 from penstock.memory.hardware import HardwareProfile, capacities
 from penstock.model.registry import OpenModel, open_model
@@ -23,7 +23,7 @@ from penstock.weights.quantization_error import QuantizationError
 from penstock.weights.tensors import ModelTensors, TensorSpec
 from penstock_server.commands.converting import ProgressBar, read_text
 from penstock_server.facade.inside import quantization_errors, tensors_of
-from penstock_server.facade.loading import load_engine, open_source
+from penstock_server.facade.loading import load_engine, load_tokenizer, open_source
 from penstock_server.protocol.accuracy_bodies import EvaluationBody
 from penstock_server.settings.settings import Settings
 
@@ -73,7 +73,7 @@ def run_eval(
     opened = open_source(settings)
     longest = settings.max_model_len or opened.spec.max_position_embeddings
     context = context if context is not None else min(CONTEXT, longest)
-    pieces = windows(Tokenizer.load(opened.store.checkpoint.folder), content, context, stride)
+    pieces = windows(load_tokenizer(settings, opened), content, context, stride)
     with contextlib.ExitStack() as closing:
         closing.callback(opened.store.close)
         reference, hardware = _reference(settings, against, opened), capacities()

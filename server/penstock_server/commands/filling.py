@@ -16,15 +16,13 @@ from penstock import (
     GenerationRequest,
     PromptForms,
     RequestOutput,
-    Tokenizer,
 )
 from penstock.errors import ConfigError
 from penstock_server.answers.fill_format import SpanReader
 from penstock_server.commands.talking.answering import REQUEST_ID, Answered, answer
-from penstock_server.commands.talking.lines import typed_text
 from penstock_server.commands.terminal import sampling_flags
 from penstock_server.facade.inside import model_of
-from penstock_server.facade.loading import load_engine, open_source
+from penstock_server.facade.loading import load_engine, load_tokenizer, open_source
 from penstock_server.prompts.filling import FillQuestion, read_fill
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.fill_bodies import FillRequest
@@ -36,7 +34,7 @@ def fill(settings: Settings, options: argparse.Namespace) -> int:
     flags = sampling_flags(options)
     if options.blank == "":
         raise ConfigError("--blank is empty: give the text that is a blank, or leave --blank out")
-    text = typed_text(options.text).removesuffix("\n" if options.text is None else "")
+    text = sys.stdin.read().removesuffix("\n") if options.text is None else options.text
     blanks = BlankText.read(text, options.blank)
     body = _body(text, options, flags)
     _check_model(settings, blanks)
@@ -54,8 +52,8 @@ def _check_model(settings: Settings, text: BlankText) -> None:
     """Raises InvalidParameter if the model can't fill in the blanks. The model's config and tokenizer tell,
     so that a large model need not be loaded first."""
     opened = open_source(settings)
-    with opened.store.checkpoint as checkpoint:
-        forms = PromptForms(Tokenizer.load(checkpoint.folder), opened.spec.has_encoder)
+    with opened.store.checkpoint:
+        forms = PromptForms(load_tokenizer(settings, opened), opened.spec.has_encoder)
         forms.fill(text.pieces, "use `penstock generate` or `penstock chat`")
 
 

@@ -14,14 +14,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from penstock import Engine, EngineConfig
+from penstock import Engine, EngineConfig, Tokenizer
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.rates import is_measurable
 from penstock.memory.spare_memory import SpareMemory
 from penstock.model.pooling.find_pooling import PoolingWish
 from penstock.model.registry import OpenModel, open_model
 from penstock.weights.checkpoints.checksums import Checksums, lines
-from penstock.weights.checkpoints.hub import REPOSITORY, find_config, find_model
+from penstock.weights.checkpoints.hub import find_config, find_model
 from penstock.weights.conversion.convert import convert
 from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.conversion.rounding import Rounding
@@ -75,7 +75,7 @@ def find_converted(cache_dir: Path, model: str) -> Path | None:
     """The copy of a repository that `pull --convert` has made, if there is one."""
     copy = converted_copy(cache_dir, model)
     # os.path says no where a cache may not be read; then it holds nothing for us.
-    if not REPOSITORY.fullmatch(model) or os.path.exists(model) or not os.path.isdir(copy):
+    if not model or os.path.exists(model) or not os.path.isdir(copy):
         return None
     logger.info("%s is the converted copy in %s", model, copy)
     return copy
@@ -168,7 +168,13 @@ def load_engine(
         progress.close()
 
 
+def load_tokenizer(settings: Settings, opened: OpenModel) -> Tokenizer:
+    """The tokenizer of a model that is open. Raises PenstockError."""
+    return Tokenizer.load(opened.store.checkpoint.folder, settings.guess_tokenizer)
+
+
 def convert_with_checksums(
+    settings: Settings,
     store: WeightStore,
     target: Path,
     report_progress: Callable[[int, int], None],
@@ -179,7 +185,7 @@ def convert_with_checksums(
     taken if they are of these files. Raises as convert() does."""
     files = store.checkpoint.pickles
     with closing(begun if begun and begun.files == files else Checksums(files)) as checksums:
-        done = convert(store, target, report_progress, rounding)
+        done = convert(store, target, report_progress, rounding, settings.guess_tokenizer)
         return done, lines(checksums.wait())
 
 
@@ -193,7 +199,7 @@ def _convert(settings: Settings, target: Path, report: Callable[[int, int], None
             report(0, store.num_layers)  # an exception here ends the conversion
 
     with store.checkpoint:
-        done, checksums = convert_with_checksums(store, target, tell)
+        done, checksums = convert_with_checksums(settings, store, target, tell)
     for line in checksums:
         logger.info("%s", line)
     if done.num_resumed < done.num_files:

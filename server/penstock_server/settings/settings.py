@@ -127,6 +127,13 @@ class Settings(NodesSettings):
         commands=READING,
         group="model",
     )
+    guess_tokenizer: bool = engine_setting(
+        "guess_tokenizer",
+        "load a GGUF file whose tokenizer splits words by rules that are not known: by the usual rules, with "
+        "which some texts get other tokens than those that the model knows",
+        commands=READING,
+        group="model",
+    )
     convert_to: Path | None = setting(
         "model",
         "convert the model to this folder first (quantized, laid out to be streamed), unless that is done, "
@@ -289,9 +296,8 @@ class Settings(NodesSettings):
     )
     group_size: int | None = engine_setting(
         "group_size",
-        "when a model is quantized: inputs that share a scale (32, 64 or 128; 0: all inputs of an output "
-        "channel); default: the groups of the files where these have some (GGUF, FP8), otherwise all inputs "
-        "of an output channel for int8, 64 for int4",
+        "when a model is quantized: inputs that share a scale (32, 64 or 128); default: all inputs of an "
+        "output channel for int8, 64 for int4",
         commands=(*READING, "plan"),
     )
     model_impl: ModelImpl = engine_setting(

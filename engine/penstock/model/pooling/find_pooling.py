@@ -109,7 +109,7 @@ def _scores(
 
 def _ids(folder: Path, texts: Sequence[str]) -> tuple[int, int]:
     """The tokens that the texts "no" and "yes" are. Raises ConfigError for a text that is no token."""
-    vocab = Tokenizer.load(folder).backend.get_vocab()
+    vocab = Tokenizer.load(folder, guesses=True).backend.get_vocab()  # no text is split
     if len(texts) != 2 or not all(text in vocab for text in texts):
         raise ConfigError(
             f"{', '.join(texts)} are to say no and yes, and have to be two tokens of the vocabulary "

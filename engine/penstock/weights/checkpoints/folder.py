@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from penstock.errors import CheckpointNotFound, UnsafeCheckpoint, UnsupportedModel
+from penstock.gguf_file import GGUF_PART
 
 #: Files that torch.save writes. Each holds a pickle, which runs code when Python's pickle reads it.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -31,8 +32,6 @@ CONSOLIDATED_PICKLES = "consolidated*.pth"
 #: Files of adapters that PEFT and mlx-lm write.
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTERS = ("adapter_model*.safetensors", "adapter_model*.bin", "adapters.safetensors")
-#: The name of a part of a large model, such as name-00002-of-00003.gguf.
-GGUF_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 #: Beginning of the name of a file that lets llama.cpp see images. Such a file is no model.
 GGUF_PROJECTOR = "mmproj"
 

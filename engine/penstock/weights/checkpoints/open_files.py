@@ -1,20 +1,16 @@
-"""OpenFiles: the files of a checkpoint, each opened when it is read first. Several threads may read. What is
-read of a file that was changed since its header was read is refused."""
+"""OpenFiles: the files of a checkpoint, each opened when it is read first. Several threads may read."""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from penstock.errors import CorruptFile
-from penstock.memory.ordinary_file import FileIdentity, open_ordinary
-from penstock.memory.reads.block_reads import OpenFile
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
 
@@ -22,24 +18,21 @@ class OpenFiles:
     """close() gives the file descriptors back; a file that is read after that is opened again. The end of the
     object closes, too."""
 
-    def __init__(self, known: Mapping[Path, FileIdentity]) -> None:
-        """`known`: what files were when their headers were read; others count as they are when they are
-        opened."""
-        self._known = known
-        self._files: dict[Path, OpenFile] = {}
+    def __init__(self) -> None:
+        self._descriptors: dict[Path, int] = {}
         self._lock = threading.Lock()
-        weakref.finalize(self, _close, self._files)
+        weakref.finalize(self, _close, self._descriptors)
 
     def close(self) -> None:
-        _close(self._files)
+        _close(self._descriptors)
 
     def read_into(self, target: Tensor, entry: TensorEntry, start: int) -> None:
         """Fill `target` (contiguous) with the bytes of a tensor from `start` on. Raises CorruptFile."""
         view = memoryview((target.view(torch.uint8) if target.dim() else target).numpy().data).cast("B")
-        file, done = self._open(entry.file), 0
+        descriptor, done = self._descriptor(entry.file), 0
         while done < len(view):
             try:
-                count = os.preadv(file.descriptor, [view[done:]], entry.offset + start + done)
+                count = os.preadv(descriptor, [view[done:]], entry.offset + start + done)
             except OSError as error:
                 raise CorruptFile(
                     f"reading tensor {entry.name} from {entry.file} failed: {error.strerror}"
@@ -50,24 +43,21 @@ class OpenFiles:
                     "Download it again"
                 )
             done += count
-        file.check()
 
     def will_need(self, file: Path, offset: int, num_bytes: int) -> None:
         """Have the system fetch bytes while something else is done. Raises CorruptFile."""
-        os.posix_fadvise(self._open(file).descriptor, offset, num_bytes, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(self._descriptor(file), offset, num_bytes, os.POSIX_FADV_WILLNEED)
 
-    def _open(self, path: Path) -> OpenFile:
+    def _descriptor(self, file: Path) -> int:
         with self._lock:
-            if path not in self._files:
+            if file not in self._descriptors:
                 try:
-                    descriptor, status = open_ordinary(path)
+                    self._descriptors[file] = os.open(file, os.O_RDONLY)
                 except OSError as error:
-                    raise CorruptFile(f"{path} can't be opened any more: {error.strerror}") from error
-                known = self._known.get(path, FileIdentity.of(status))
-                self._files[path] = OpenFile(path, descriptor, False, False, known)
-            return self._files[path]
+                    raise CorruptFile(f"{file} can't be opened any more: {error.strerror}") from error
+            return self._descriptors[file]
 
 
-def _close(files: dict[Path, OpenFile]) -> None:
-    while files:
-        os.close(files.popitem()[1].descriptor)
+def _close(descriptors: dict[Path, int]) -> None:
+    while descriptors:
+        os.close(descriptors.popitem()[1])

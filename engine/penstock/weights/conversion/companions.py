@@ -14,6 +14,7 @@ COMPANIONS = (
     "*.txt",
     "*.model",
     "*.jinja",
+    "additional_chat_templates/*.jinja",
     "*.tiktoken",
     "*.spm",
     "LICENSE*",
@@ -25,12 +26,13 @@ COMPANIONS = (
 MAX_COMPANION_BYTES = 256 << 20
 
 
-def read_companions(folder: Path) -> dict[str, bytes]:
+def read_companions(folder: Path, guesses_tokenizer: bool = False) -> dict[str, bytes]:
     """The files' contents by their names, or paths in the folder. Of a model that is one file: its tokenizer,
-    as the files that a folder has. Raises CorruptFile."""
+    as the files that a folder has (`guesses_tokenizer` is EngineConfig's guess_tokenizer). Raises
+    CheckpointError."""
     if folder.is_file():
         with tempfile.TemporaryDirectory() as temporary:
-            Tokenizer.load(folder).backend.save_pretrained(temporary)
+            Tokenizer.load(folder, guesses_tokenizer).backend.save_pretrained(temporary)
             return read_companions(Path(temporary))
     found = sorted({path for pattern in COMPANIONS for path in folder.glob(pattern) if path.is_file()})
     return {

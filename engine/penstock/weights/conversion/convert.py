@@ -12,7 +12,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from penstock.errors import CapacityError, CorruptFile
+from penstock.errors import CapacityError
 from penstock.memory.hardware import num_physical_cores
 from penstock.memory.planning.plan import gib
 from penstock.weights.conversion import manifest as manifests
@@ -57,13 +57,14 @@ def convert(
     target: Path,
     report_progress: Callable[[int, int], None] | None = None,
     rounding: Rounding | None = None,
+    guess_tokenizer: bool = False,
 ) -> ConversionReport:
     """Convert the checkpoint that `store` has opened, or go on where a run was stopped.
 
     report_progress(done, total) is called with bytes after each file. `rounding` takes the place of rounding
-    to the nearest. Raises ConfigError (the target holds something else, or other tools have no name for a
-    format of the weights), CapacityError (the disk is too small), CheckpointError (the source is at fault, or
-    another process is converting there).
+    to the nearest. `guess_tokenizer` is EngineConfig's. Raises ConfigError (the target holds something else,
+    or other tools have no name for a format of the weights), CapacityError (the disk is too small),
+    CheckpointError (the source is at fault, or another process is converting there).
     """
     started = time.perf_counter()
     converted_config(store)  # raises before anything is written
@@ -76,18 +77,25 @@ def convert(
         num_files=len(files), num_resumed=len(files), is_compensated=rounding is not None
     )
     manifest = manifests.find(target, source)
-    if manifest is None or not _is_current(store, target, files, manifest):
+    if manifest is None or not _is_current(store, target, files, manifest, guess_tokenizer):
         rounding = rounding or Nearest(store, min(num_physical_cores(), MAX_THREADS))
         with whole_file.lock(target):
             manifest = manifests.find(target, source) or manifests.begin(target, source)
-            Conversion(store, target, files, manifest, report).run(rounding, report_progress)
+            conversion = Conversion(store, target, files, manifest, report, guess_tokenizer)
+            conversion.run(rounding, report_progress)
     for entry in manifest["files"].values():
         report.errors |= entry.get("errors", {})
     report.total_s = time.perf_counter() - started
     return report
 
 
-def _is_current(store: WeightStore, target: Path, files: list[UnitFile], manifest: dict[str, Any]) -> bool:
+def _is_current(
+    store: WeightStore,
+    target: Path,
+    files: list[UnitFile],
+    manifest: dict[str, Any],
+    guess_tokenizer: bool,
+) -> bool:
     """Whether there is nothing to do, so that the folder need not even be writable."""
     if not manifests.is_finished(target, manifest) or any(map(whole_file.is_leftover, target.iterdir())):
         return False
@@ -96,7 +104,7 @@ def _is_current(store: WeightStore, target: Path, files: list[UnitFile], manifes
         all(unit_file.name in entries for unit_file in files)
         and all(
             entries.get(name) == whole_file.describe_bytes(content)
-            for name, content in read_companions(store.checkpoint.folder).items()
+            for name, content in read_companions(store.checkpoint.folder, guess_tokenizer).items()
         )
     )
 
@@ -111,6 +119,7 @@ class Conversion:
         files: list[UnitFile],
         manifest: dict[str, Any],
         report: ConversionReport,
+        guess_tokenizer: bool,
     ) -> None:
         """The caller has the lock on `target`."""
         self._store = store
@@ -118,10 +127,11 @@ class Conversion:
         self._files = files
         self._manifest = manifest
         self._report = report
+        self._guess_tokenizer = guess_tokenizer
 
     def run(self, rounding: Rounding, report_progress: Callable[[int, int], None] | None) -> None:
         # Companions come first: if one of them can't be read, nobody waits for the weights.
-        companions = read_companions(self._store.checkpoint.folder)
+        companions = read_companions(self._store.checkpoint.folder, self._guess_tokenizer)
         done = self._manifest["files"] = self._whole_files()
         missing = [file for file in self._files if file.name not in done]
         self._report.num_resumed = len(self._files) - len(missing)
@@ -129,50 +139,14 @@ class Conversion:
         check_space(self._target, left)
         total = sum(file.num_bytes for file in self._files)
         writer = UnitWriter(self._store, self._target, rounding, self._report)
-        with (
-            self._of_one_source(companions),
-            torch_threads(1),
-            closing(writer.write(self._files, done)) as written,
-        ):
+        with torch_threads(1), closing(writer.write(self._files, done)) as written:
             for file, entry in written:
-                self._store.checkpoint.check_unchanged()
                 done[file.name] = entry
                 whole_file.write_json(self._target / MANIFEST, self._manifest)
                 left -= file.num_bytes
                 if report_progress is not None:
                     report_progress(total - left, total)
-            self._check_source(companions)
         self._finish(companions)
-
-    def _check_source(self, companions: dict[str, bytes]) -> None:
-        """Raises CorruptFile if the source was changed since the conversion began."""
-        folder = self._store.checkpoint.folder
-        self._store.checkpoint.check_unchanged()
-        if folder.is_dir() and (now := read_companions(folder)) != companions:
-            changed = min(name for name, _ in companions.items() ^ now.items())
-            raise CorruptFile(f"{folder / changed} was changed while the model was converted")
-
-    @contextmanager
-    def _of_one_source(self, companions: dict[str, bytes]) -> Iterator[None]:
-        """Files that were made of a source before it was changed don't go together with those that a later
-        run would make of it, so none of them stays. Raises CorruptFile."""
-        try:
-            yield
-        except CorruptFile as fault:
-            try:
-                self._check_source(companions)
-            except CorruptFile as change:
-                error = change
-            else:
-                raise fault  # a disk's, or a file's own: what was written stays, and the next run goes on
-            written = {file.name for file in self._files} | self._manifest["files"].keys()
-            for name in sorted(written | {CONFIG}, key=lambda name: name != CONFIG):
-                (self._target / name).unlink(missing_ok=True)
-            (self._target / MANIFEST).unlink(missing_ok=True)
-            raise CorruptFile(
-                f"{error}. The conversion ended, and what it had written to {self._target} is deleted: run "
-                "it again"
-            ) from error
 
     def _whole_files(self) -> dict[str, Any]:
         """The manifest's entries of files that are as they were written."""

@@ -9,7 +9,7 @@ from penstock.config import EngineConfig
 from penstock.drafters.draft_model import check_spec
 from penstock.drafters.eagle3_plan import check_target, names_eagle3, read_eagle3
 from penstock.drafters.vocabularies import check_sizes, check_tokens
-from penstock.errors import CheckpointNotFound, ConfigError
+from penstock.errors import CheckpointNotFound, ConfigError, UnsupportedModel
 from penstock.model.known_shapes import SHAPES, find_shape
 from penstock.model.registry import read_spec
 from penstock.text.tokenizer import Tokenizer
@@ -53,5 +53,5 @@ def _tokenizer(folder: Path | None) -> Tokenizer | None:
         return None
     try:
         return Tokenizer.load(folder)
-    except (CheckpointNotFound, ConfigError):
+    except (CheckpointNotFound, ConfigError, UnsupportedModel):
         return None

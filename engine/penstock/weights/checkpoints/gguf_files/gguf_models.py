@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CorruptFile, UnsupportedModel
+from penstock.text.gguf_vocabulary import end_tokens
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, GROUP
-from penstock.weights.checkpoints.gguf_files.gguf_header import Metadata, read_header
+from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, EIGHT_BITS, GROUP, BlockType
+from penstock.weights.checkpoints.gguf_files.gguf_header import read_header
 from penstock.weights.checkpoints.gguf_files.gguf_latents import DEEPSEEK
 from penstock.weights.checkpoints.gguf_files.gguf_mixtures import MIXTURES, MixtureFile
 from penstock.weights.checkpoints.gguf_files.gguf_numbers import Numbers
@@ -37,8 +38,6 @@ GEMMA_NAMES = {
 }
 #: Factors of rope's frequencies, which belong in the config.
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-#: Tokens that end an answer, beside the token that the file names. llama.cpp knows them as well.
-END_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
 #: Names of mixtures of types that Penstock reads, by `general.file_type` (llama.h: llama_ftype).
 FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 14: "Q4_K_S", 15: "Q4_K_M",
@@ -82,10 +81,20 @@ def _file_type(numbers: Numbers) -> str:
 
 def _requantized(numbers: Numbers) -> str:
     """Which types become INT8, and how."""
-    stored = {entry.dtype for entry in numbers.tensors.values()}
-    kinds = [kind for name, kind in BY_NAME.items() if name in stored]
-    found = sorted(kind.name for kind in kinds if kind.form is None and kind.integers is None)
+    found = sorted(kind.name for kind in _block_types(numbers) if kind.form is None)
+    if found and not _group_size(numbers):
+        return "Q8_0, blocks of 32 inputs (--group-size 32 keeps the blocks in layers and head)"
     return f"{', '.join(found)}, which become INT8 in groups of {GROUP} inputs" if found else ""
+
+
+def _group_size(numbers: Numbers) -> int:
+    """Inputs that should share a scale where blocks become INT8. A file that has no other blocks than Q8_0's
+    gets a scale for each output channel: 0."""
+    return GROUP if any(kind.name != EIGHT_BITS for kind in _block_types(numbers)) else 0
+
+
+def _block_types(numbers: Numbers) -> set[BlockType]:
+    return {BY_NAME[entry.dtype] for entry in numbers.tensors.values() if entry.dtype in BY_NAME}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -94,7 +103,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _entries(numbers: Numbers) -> Iterator[TensorEntry]:
-    architecture = _architecture(numbers)
+    architecture, group_size = _architecture(numbers), _group_size(numbers)
     mixture = architecture.mixture
     names = NAMES | architecture.names | (mixture.names if mixture else {})
     for stored in numbers.tensors.values():
@@ -102,7 +111,7 @@ def _entries(numbers: Numbers) -> Iterator[TensorEntry]:
         if stored.name in ROPE_TENSORS:
             continue
         if mixture and match and mixture.knows(match[2]):
-            yield from mixture.entries(numbers, stored, (match[1], match[2], match[3]))
+            yield from mixture.entries(numbers, stored, (match[1], match[2], match[3]), group_size)
             continue
         if match is None or match[2] not in names:
             yield stored  # the store does not know the name either, and says so
@@ -112,7 +121,7 @@ def _entries(numbers: Numbers) -> Iterator[TensorEntry]:
         is_exchanged = architecture.exchanges_rows and match[2] in ("attn_q", "attn_k")
         order = _exchanged(numbers, stored) if is_exchanged else RowOrder()
         rows = GgufRows(stored, order, offset)
-        yield renamed(f"{layer}{names[match[2]]}.{match[3]}", rows)
+        yield renamed(f"{layer}{names[match[2]]}.{match[3]}", rows, group_size)
 
 
 def _exchanged(numbers: Numbers, stored: TensorEntry) -> RowOrder:
@@ -167,17 +176,9 @@ def _config(numbers: Numbers) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in numbers.tensors,
         "rope_parameters": _rope(numbers),
         "bos_token_id": numbers.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": _end_tokens(numbers.metadata),
+        "eos_token_id": end_tokens(numbers.metadata) or None,
         "pad_token_id": None,  # without this, transformers takes the number of the first model of this kind
     } | (mixture.config(numbers, _rope(numbers)) if mixture else architecture.config(numbers))
-
-
-def _end_tokens(metadata: Metadata) -> list[int] | None:
-    named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    known = enumerate(tokens if isinstance(tokens, list) else ())
-    found = {token_id for token_id in named if isinstance(token_id, int)}
-    return sorted(found | {token_id for token_id, token in known if token in END_TOKENS}) or None
 
 
 def _rope(numbers: Numbers) -> dict[str, Any]:

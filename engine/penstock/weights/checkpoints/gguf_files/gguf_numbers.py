@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import UnsupportedModel
-from penstock.weights.checkpoints.gguf_files.gguf_header import Metadata
+from penstock.gguf_file import Metadata
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
 
