@@ -4,6 +4,7 @@ was guessed, taken back or given up before."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -39,7 +40,10 @@ class FileReader:
     def submit(self, key: UnitKey, buffer: Tensor) -> Future[int]:
         raise AssertionError("an ordered read serves")
 
-    def submit_ordered(self, key: UnitKey, buffer: Tensor) -> OrderedRead | None:
+    def can_order(self, keys: Iterable[UnitKey]) -> bool:
+        return self.direct.can_order([self.file])
+
+    def submit_ordered(self, key: UnitKey, buffer: Tensor) -> OrderedRead:
         assert key.expert is not None
         self.order_of.append(key.expert)
         return self.direct.order(self.file, key.expert * EXPERT_BYTES, EXPERT_BYTES, buffer)

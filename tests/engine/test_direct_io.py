@@ -24,8 +24,13 @@ from penstock.memory.direct_io import (
     aligned_buffer,
     round_up,
 )
-from penstock.memory.reads import queued_reads
+from penstock.memory.kv_disk.shelf import Shelf
+from penstock.memory.reads import patient, queued_reads
 from penstock.memory.reads.queued_reads import QueuedReads
+from penstock.weights.checkpoints.open_files import OpenFiles
+from penstock.weights.checkpoints.tensor_entry import TensorEntry
+
+PREADV = os.preadv
 
 
 @pytest.fixture
@@ -93,7 +98,7 @@ class ChangedPreadv:
             self.offsets.append(offset)
         if offset == self.failing_offset:
             raise OSError(errno.EIO, "Input/output error")
-        count = os.preadv(descriptor, views, offset)
+        count = PREADV(descriptor, views, offset)
         return max(0, min(count, self.most, self.cut_at - offset))
 
 
@@ -114,6 +119,56 @@ def test_read_errors_name_the_file_and_come_once_all_blocks_are_done(file: Path)
             reader.submit(file, 0, 20 * PAGE, buffer).result()
         preadv.failing_offset = -1  # a passing fault: the next read of the same file works
         assert reader.submit(file, 0, 20 * PAGE, buffer).result() == 20 * PAGE
+
+
+class InterruptedPreadv:
+    """os.preadv that fails with each of these errors first."""
+
+    def __init__(self, *errors: int) -> None:
+        self.errors = list(errors)
+
+    def __call__(self, descriptor: int, views: Sequence[memoryview], offset: int) -> int:
+        if self.errors:
+            raise OSError(self.errors.pop(), "an error that passes")
+        return PREADV(descriptor, views, offset)
+
+
+@pytest.mark.parametrize("error", [errno.EINTR, errno.EAGAIN, errno.ENOMEM])
+def test_errors_that_pass_are_tried_again(
+    error: int, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By threads, by the queue of the system, of a tensor, and of a block on a shelf; also where it is found
+    out whether the file system has direct reads. One that never passes is told."""
+    monkeypatch.setattr(patient, "PAUSES_S", (0.0, 0.0, 0.0))
+    content, buffer = file.read_bytes(), aligned_buffer(38 * PAGE)
+    with DirectReader(3 * PAGE, 2, InterruptedPreadv(error, error)) as reader:
+        assert reader.submit(file, 0, len(content), buffer).result() == len(content)
+    assert bytes(buffer[: len(content)].numpy()) == content
+    with (
+        DirectReader(3 * PAGE, 2, InterruptedPreadv(*4 * [error])) as reader,
+        pytest.raises(CorruptFile, match="data failed: an error that passes"),
+    ):
+        reader.submit(file, 0, PAGE, buffer).result()
+    with monkeypatch.context() as patch:
+        ChangedEnds(patch, error=error)
+        with DirectReader(1 << 20, 2) as reader:
+            assert reader.submit(file, 0, len(content), buffer.zero_()).result() == len(content)
+    assert bytes(buffer[: len(content)].numpy()) == content
+    patched = InterruptedPreadv(error)
+    monkeypatch.setattr(os, "preadv", patched)
+    with DirectReader() as reader:
+        is_direct = reader.is_direct(file)
+        assert not (is_direct and patched.errors)
+    patched.errors = [error]
+    entry, target = TensorEntry("a", file, PAGE, "U8", (PAGE,), PAGE), torch.zeros(PAGE, dtype=torch.uint8)
+    files = OpenFiles()
+    files.read_into(target, entry, 0)
+    files.close()
+    assert bytes(target.numpy()) == content[PAGE : 2 * PAGE] and not patched.errors
+    with Shelf.open(tmp_path / "shelf", {"fingerprint": "00" * 32}, PAGE) as shelf:
+        shelf.add(b"k" * 32, b"\0" * 32, memoryview(buffer.numpy().data)[:PAGE])
+        patched.errors = [error]
+        assert shelf.read(b"k" * 32, memoryview(aligned_buffer(PAGE).numpy().data)) and not patched.errors
 
 
 @pytest.mark.parametrize("cut_at", [0, 3 * PAGE, 3 * PAGE + 100])
@@ -148,11 +203,14 @@ def test_queued_reads_that_come_short_or_fail(file: Path, monkeypatch: pytest.Mo
         ends.most = 0
         with pytest.raises(CorruptFile, match="data ends at 4096"):
             reader.submit(file, PAGE, 9 * PAGE, buffer).result()
-        ends.error = errno.EIO
-        with pytest.raises(CorruptFile, match=r"data failed: Input/output error"):
+        ends.error, ends.most = errno.EIO, 1 << 30
+        failing = ChangedPreadv(failing_offset=0)
+        with monkeypatch.context() as patch, pytest.raises(CorruptFile, match=r"data failed: Input/output"):
+            patch.setattr(os, "preadv", failing)
             reader.submit(file, 0, 20 * PAGE, buffer).result()
-        ends.error, ends.most = 0, 1 << 30  # a passing fault
-        assert reader.submit(file, 0, 20 * PAGE, buffer).result() == 20 * PAGE
+        buffer.zero_()  # a fault that has passed when the range is read the plain way
+        assert reader.submit(file, 0, len(content), buffer).result() == len(content)
+        assert bytes(buffer[: len(content)].numpy()) == content
 
 
 @pytest.mark.parametrize(("ends", "expected"), [([1, 1, 0], True), ([0], True), ([1] * 8, False)])

@@ -4,7 +4,9 @@ with experts that are there, missing, or on their way."""
 from __future__ import annotations
 
 import ctypes
+import os
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -401,6 +403,35 @@ def test_an_engine_finds_experts_that_it_has_converted(
     build(name, tmp_path, num_hidden_layers=6)
     config = EngineConfig(max_model_len=96, num_kv_tokens=300, enable_prefix_caching=False)
     _compare_engines(tmp_path, config, monkeypatch, is_ordered=False)
+
+
+@pytest.mark.parametrize("layers", [(1, 3, 5), (0, 1, 2, 4, 5)])
+def test_experts_in_files_of_which_some_can_not_be_queued(
+    layers: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where some of a model's files are on another file system: reads of all experts are of one kind."""
+    build("Mixtral", tmp_path / "made", num_hidden_layers=6)
+    convert(open_model(tmp_path / "made").store, tmp_path / "int8")
+    names = [f"model-layer-{number:05}-experts-00000.safetensors" for number in layers]
+    queued = {(tmp_path / "int8" / name).stat().st_ino for name in names}
+    monkeypatch.setattr(direct_io, "is_queued", lambda descriptor: os.fstat(descriptor).st_ino in queued)
+    config = EngineConfig(max_model_len=96, num_kv_tokens=300, enable_prefix_caching=False)
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=3, speculation=False)
+    with Engine.load(tmp_path / "int8", config, tokenizer=Ids()) as engine:
+        plan, expected = engine.plan, engine.generate([[5, 6, 7], [9] * 20], params)
+    spared = int(plan.num_expert_slots * 0.6) * plan.expert_slot_bytes
+    small, found = replace(config, host_memory_bytes=plan.host_used_bytes - spared), list[Any]()
+
+    def answer() -> None:
+        with Engine.load(tmp_path / "int8", small, tokenizer=Ids()) as engine:
+            tier = engine.streamer.tiers.nearest_experts
+            assert tier is not None and not tier.is_ordered and not tier.holds_all
+            found.extend(engine.generate([[5, 6, 7], [9] * 20], params))
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert found == expected
 
 
 def _compare_engines(

@@ -15,6 +15,7 @@ import logging
 import mmap
 import os
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from penstock.memory.reads.block_reads import (
     ThreadedBlocks,
 )
 from penstock.memory.reads.ordered_reads import OrderedRead, OrderedReads
+from penstock.memory.reads.patient import patiently
 from penstock.memory.reads.queued_reads import is_queued
 
 logger = logging.getLogger(__name__)
@@ -160,14 +162,19 @@ class DirectReader:
         self._reads_of(whole.file).put(blocks)
         return whole.future
 
-    def order(self, path: Path, offset: int, num_bytes: int, buffer: Tensor) -> OrderedRead | None:
+    def can_order(self, paths: Iterable[Path]) -> bool:
+        """Whether order() can read all these files: the system queues reads of each. Raises CorruptFile."""
+        if self._preadv is not None or self._ordered is None:
+            return False
+        return all(self._open(path).is_queued for path in paths)
+
+    def order(self, path: Path, offset: int, num_bytes: int, buffer: Tensor) -> OrderedRead:
         """What submit() does, behind all ranges that were ordered before: one range after the other, by a
-        thread of C. One thread at a time orders, and asks for ends. None: the system has no such reads, or
-        not of this file."""
+        thread of C. One thread at a time orders, and asks for ends. The range is not empty, and can_order()
+        has said that the file's reads can be ordered."""
         address = _checked_address(offset, num_bytes, buffer)
         file = self._open(path)
-        if not file.is_queued or self._preadv is not None or self._ordered is None or not num_bytes:
-            return None
+        assert self._ordered is not None and num_bytes, "can_order() comes first"
         again = partial(self.submit, path, offset, num_bytes, buffer)
         return self._ordered.give(
             file.descriptor, file.size, file.modified_ns, offset, address, num_bytes, again
@@ -243,7 +250,7 @@ def _open_direct(path: Path, devices: set[int]) -> tuple[int, bool]:
     a device, which is added to `devices`: a trial would wait behind reads that are under way. Raises
     OSError."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+        descriptor = patiently(os.open, path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.EACCES):
             raise
@@ -253,7 +260,7 @@ def _open_direct(path: Path, devices: set[int]) -> tuple[int, bool]:
             return descriptor, True
         page = mmap.mmap(-1, PAGE)
         try:
-            os.preadv(descriptor, [page], 0)
+            patiently(os.preadv, descriptor, [page], 0)
         except OSError:  # O_DIRECT was accepted when the file was opened, and is refused now
             os.close(descriptor)
         else:
@@ -265,4 +272,4 @@ def _open_direct(path: Path, devices: set[int]) -> tuple[int, bool]:
         "%s is on a file system without direct reads: it is read through the page cache, which is slower",
         path,
     )
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+    return patiently(os.open, path, os.O_RDONLY | os.O_CLOEXEC), False

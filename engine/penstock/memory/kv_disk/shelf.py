@@ -31,6 +31,7 @@ from penstock.memory.kv_disk import record as records
 from penstock.memory.kv_disk.block_order import BlockOrder, OrderedBlocks
 from penstock.memory.kv_disk.record import RECORD_BYTES, Record
 from penstock.memory.pages import PAGE
+from penstock.memory.reads.patient import patiently
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +157,7 @@ class Shelf(OrderedBlocks):
         if record is None:
             return None
         try:
-            num_bytes = os.preadv(self._blocks, [buffer], record.slot * self.extent_bytes)
+            num_bytes = patiently(os.preadv, self._blocks, [buffer], record.slot * self.extent_bytes)
         except OSError as error:
             logger.warning("a block of %s can't be read: %s", self.folder, error.strerror)
             num_bytes = 0
@@ -226,7 +227,7 @@ class Shelf(OrderedBlocks):
 
     def _write_all(self, descriptor: int, data: memoryview, offset: int) -> None:
         """Raises OSError, also where only a part was written."""
-        if self._pwritev(descriptor, [data], offset) != len(data):
+        if patiently(self._pwritev, descriptor, [data], offset) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -19,6 +19,7 @@ from penstock.errors import ConfigError, CorruptFile
 from penstock.memory.direct_io import DEFAULT_BLOCK_BYTES, DEFAULT_DEPTH
 from penstock.memory.pages import PAGE
 from penstock.memory.reads.block_reads import Block, OpenFile, QueuedBlocks, Range, ThreadedBlocks
+from penstock.memory.reads.patient import patiently
 from penstock.memory.reads.queued_reads import is_queued
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class SpillFile:
             left = memoryview(source.numpy().data).cast("B")
             while left:
                 try:
-                    count = os.pwrite(self._file.descriptor, left, offset)
+                    count = patiently(os.pwrite, self._file.descriptor, left, offset)
                 except OSError as error:
                     raise CorruptFile(
                         f"keys and values can't be written to {self.folder} (--kv-spill): {error.strerror}"

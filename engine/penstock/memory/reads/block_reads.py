@@ -19,6 +19,7 @@ from torch import Tensor
 
 from penstock.errors import CorruptFile
 from penstock.memory.pages import PAGE, round_up
+from penstock.memory.reads.patient import patiently
 from penstock.memory.reads.queued_reads import QueuedRead, QueuedReads
 
 logger = logging.getLogger(__name__)
@@ -94,18 +95,19 @@ class Block:
         self.done = start
         return start >= self.num_bytes
 
-    def failed(self, message: str | None) -> CorruptFile:
-        return CorruptFile(f"reading at byte {self.offset} of {self.range.file.path} failed: {message}")
-
     def read(self, preadv: Preadv) -> BaseException | None:
         """Read the rest here and now. Returns the error."""
         file = self.range.file
         try:
             while self.range.error is None:
                 try:
-                    count = preadv(file.descriptor, [self.view[self.done :]], self.offset + self.done)
+                    count = patiently(
+                        preadv, file.descriptor, [self.view[self.done :]], self.offset + self.done
+                    )
                 except OSError as error:
-                    raise self.failed(error.strerror) from error
+                    raise CorruptFile(
+                        f"reading at byte {self.offset} of {file.path} failed: {error.strerror}"
+                    ) from error
                 if self.advance(count):
                     break
             if not file.is_direct:  # leave no second copy in the page cache
@@ -211,7 +213,8 @@ class QueuedBlocks:
         return []
 
     def _read_here(self, refused: list[Block]) -> None:
-        """Read what the system did not take, which also finds the reason."""
+        """Read what the system did not take or could not read, which also finds the reason, or that there is
+        none any more."""
         while refused:
             for block in refused:
                 block.range.finish_block(block.read(os.preadv))
@@ -226,9 +229,13 @@ class QueuedBlocks:
             except OSError:  # closed
                 return
             finished: list[tuple[Block, BaseException | None]] = []
+            failed = list[Block]()
             with self._lock:
                 for key, result in ends:
                     block = self._under_way.pop(key)
+                    if result < 0:
+                        failed.append(block)
+                        continue
                     error = _error_of(block, result)
                     if error is None and block.done < block.num_bytes:
                         self._waiting.appendleft(block)
@@ -237,7 +244,7 @@ class QueuedBlocks:
                 refused = self._begin()
             for block, error in finished:
                 block.range.finish_block(error)
-            self._read_here(refused)
+            self._read_here(failed + refused)
             with self._lock:
                 self._tell()
 
@@ -247,12 +254,10 @@ class QueuedBlocks:
             self._all_done.notify_all()
 
 
-def _error_of(block: Block, result: int) -> BaseException | None:
-    """What became of a block by a read that ended with `result`: bytes, or an error's number below 0."""
-    if result < 0:
-        return block.failed(os.strerror(-result))
+def _error_of(block: Block, num_bytes: int) -> BaseException | None:
+    """What became of a block by a read of so many bytes."""
     try:
-        block.advance(result)
+        block.advance(num_bytes)
     except CorruptFile as error:
         return error
     return None

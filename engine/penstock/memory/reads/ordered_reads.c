@@ -139,7 +139,9 @@ static void begin(ordered_reads *q) {
 static void take_ends(ordered_reads *q) {
     struct io_event events[MOST_PARTS];
     struct timespec at_once = {0, 0};
-    const long number = syscall(SYS_io_getevents, q->context, 0L, (long)MOST_PARTS, events, &at_once);
+    long number;
+    do number = syscall(SYS_io_getevents, q->context, 0L, (long)MOST_PARTS, events, &at_once);
+    while (number < 0 && errno == EINTR);
     for (long i = 0; i < number; i++) {
         part *p = q->parts + events[i].data;
         const int ticket = p->ticket;

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CorruptFile
+from penstock.memory.reads.patient import patiently
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
 
@@ -32,7 +33,7 @@ class OpenFiles:
         descriptor, done = self._descriptor(entry.file), 0
         while done < len(view):
             try:
-                count = os.preadv(descriptor, [view[done:]], entry.offset + start + done)
+                count = patiently(os.preadv, descriptor, [view[done:]], entry.offset + start + done)
             except OSError as error:
                 raise CorruptFile(
                     f"reading tensor {entry.name} from {entry.file} failed: {error.strerror}"
@@ -52,7 +53,7 @@ class OpenFiles:
         with self._lock:
             if file not in self._descriptors:
                 try:
-                    self._descriptors[file] = os.open(file, os.O_RDONLY)
+                    self._descriptors[file] = patiently(os.open, file, os.O_RDONLY)
                 except OSError as error:
                     raise CorruptFile(f"{file} can't be opened any more: {error.strerror}") from error
             return self._descriptors[file]

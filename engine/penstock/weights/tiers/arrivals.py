@@ -68,8 +68,10 @@ class Arrivals:
         is_ordered: bool = False,
     ) -> None:
         """`slots` are lent to one unit after the other. `ask` is called with the lock held when a read has
-        ended, to begin the next ones. At most `max_reads` units are read at the same time. `is_ordered`: one
-        after the other, where the reader can do so; then one thread at a time uses the units."""
+        ended, to begin the next ones. At most `max_reads` units are read at the same time. `is_ordered`: all
+        of them one after the other, by an OrderingReader that can do so; then one thread at a time uses the
+        units. There is no tier with reads of both kinds: nobody who waits for the ends of one kind is told of
+        those of the other."""
         self.reader = reader
         self.units: dict[UnitKey, Arrival] = {}
         self.free_slots = list(range(len(slots)))
@@ -85,11 +87,8 @@ class Arrivals:
         self._changed = threading.Condition(self._lock)
         #: Reads that nobody watches yet.
         self._begun: list[Future[int]] = []
-        self._submit_ordered: Callable[[UnitKey, Tensor], OrderedRead | None] | None = None
-        if is_ordered and isinstance(reader, OrderingReader):
-            self._submit_ordered = reader.submit_ordered
-        #: Whether reads are ordered, by the last one; a reader may find that the system has no such reads.
-        self.is_ordered = self._submit_ordered is not None
+        self._ordering = reader if is_ordered and isinstance(reader, OrderingReader) else None
+        self.is_ordered = self._ordering is not None
         #: Ordered reads that have not been seen to end.
         self._ordered: list[OrderedRead] = []
 
@@ -154,7 +153,7 @@ class Arrivals:
         with self:  # reads, arrivals and tier refer to one another, which would keep all of them alive
             self.units.clear()
             self._ask = None
-            self._submit_ordered = None
+            self._ordering = None
 
     # ------------------------------------------------------------ with the lock held
 
@@ -164,10 +163,11 @@ class Arrivals:
         slot = None if own_buffer is not None else self.free_slots.pop(0)
         buffer = self._slots[slot] if slot is not None else own_buffer
         assert buffer is not None
-        read: Future[int] | OrderedRead | None
+        read: Future[int] | OrderedRead
         try:
-            read = self._submit_ordered(key, buffer) if self._submit_ordered else None
-            if read is None:
+            if self._ordering is not None:
+                read = self._ordering.submit_ordered(key, buffer)
+            else:
                 read = self.reader.submit(key, buffer)
         except Exception as error:
             self.is_closed = self.is_closed or sys.is_finalizing()
@@ -175,7 +175,6 @@ class Arrivals:
             failed.set_exception(error)
         self.units[key] = Arrival(buffer, read, slot)
         self.clock.begin()
-        self.is_ordered = isinstance(read, OrderedRead)
         if isinstance(read, OrderedRead):
             self._ordered.append(read)
         else:

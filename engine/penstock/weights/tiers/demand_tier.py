@@ -20,7 +20,7 @@ from penstock.weights.tiers.arriving_reads import ArrivingReads
 from penstock.weights.tiers.expected_units import ExpectedUnits
 from penstock.weights.tiers.expert_policy import ExpertPolicy
 from penstock.weights.tiers.expert_slots import ExpertSlots
-from penstock.weights.tiers.tier import Arrival, UnitReader
+from penstock.weights.tiers.tier import Arrival, OrderingReader, UnitReader
 from penstock.weights.tiers.use_counts import UseCounts
 
 #: Experts that are being read at the same time. The disk's reader cuts each into blocks and has a few of
@@ -51,7 +51,8 @@ class DemandTier:
     ) -> None:
         """`sizes` are the units' bytes in whole pages; `pool` has room for pool_bytes(); the tier counts
         `uses`. `pins`: see ExpertPolicy. `is_alone`: there is no other memory between the files and where
-        experts are computed; units are then read one after the other where the reader can (Arrivals)."""
+        experts are computed; units are then read one after the other where the reader can do so with every
+        one of them (Arrivals)."""
         if num_slots < 1:
             raise ValueError("units that are asked for need a slot")
         self.num_slots = min(num_slots, len(sizes))
@@ -62,7 +63,8 @@ class DemandTier:
         self.uses = uses
         self.policy = ExpertPolicy(self.num_slots, uses, pins)
         self.is_alone = is_alone
-        self.arrivals = Arrivals(reader, slots, self._ask, MAX_EXPERT_READS, is_ordered=is_alone)
+        is_ordered = is_alone and isinstance(reader, OrderingReader) and reader.can_order(sizes)
+        self.arrivals = Arrivals(reader, slots, self._ask, MAX_EXPERT_READS, is_ordered)
         self.slots = ExpertSlots(self.arrivals, self.policy)
         #: Units that began to arrive since the start, by stack and layer.
         self.num_arrived: dict[tuple[str, int], int] = {}

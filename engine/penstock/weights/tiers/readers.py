@@ -85,9 +85,16 @@ class StoreReader:
             return self._thread.submit(self._read, key, buffer)
         return _derived(self._direct.submit(*found, buffer), self._store.units[key].layout, buffer)
 
-    def submit_ordered(self, key: UnitKey, buffer: Tensor) -> OrderedRead | None:
-        found = self._whole.get(key)
-        return None if found is None or self._direct is None else self._direct.order(*found, buffer)
+    def can_order(self, keys: Iterable[UnitKey]) -> bool:
+        if self._direct is None:
+            return False
+        ranges = [self._whole.get(key) for key in keys]
+        files = {found.file for found in ranges if found is not None}
+        return None not in ranges and self._direct.can_order(files)
+
+    def submit_ordered(self, key: UnitKey, buffer: Tensor) -> OrderedRead:
+        assert self._direct is not None, "can_order() comes first"
+        return self._direct.order(*self._whole[key], buffer)
 
     def begin(self, tensors: tuple[TensorSpec, ...]) -> Callable[[], LayerWeights]:
         """Begin to read embedding or head into memory of its own. The function that is returned waits for the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -27,8 +28,11 @@ class UnitReader(Protocol):
 class OrderingReader(UnitReader, Protocol):
     """A reader that can bring one unit after the other."""
 
-    def submit_ordered(self, key: UnitKey, buffer: Tensor) -> OrderedRead | None:
-        """What submit() does, behind all reads that were ordered before. None where submit() has to serve."""
+    def can_order(self, keys: Iterable[UnitKey]) -> bool:
+        """Whether submit_ordered() can bring every one of these units."""
+
+    def submit_ordered(self, key: UnitKey, buffer: Tensor) -> OrderedRead:
+        """What submit() does, behind all reads that were ordered before."""
 
 
 @dataclass(slots=True, eq=False)
