@@ -204,6 +204,39 @@ def test_a_disk_that_takes_nothing_costs_no_answer(
     assert stats is not None and stats.failed_writes and not stats.written_blocks
 
 
+def test_a_disk_that_was_full_is_filled_again(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its limit is what it has while it is full, and what was asked for when its time is up."""
+    asked, write_all = prompts("full for a while", 60, 70, 80, 90), Shelf._write_all
+
+    def write_within(shelf: Shelf, descriptor: int, data: memoryview, offset: int) -> None:
+        if offset >= os.fstat(descriptor).st_size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_all(shelf, descriptor, data, offset)
+
+    with Engine.load(llama, kept(tmp_path), tokenizer=Ids()) as engine:
+        store = engine.kv_disk
+        assert store is not None
+        limit = store.stats.limit_bytes
+
+        def ask(number: int) -> tuple[int, int]:
+            engine.generate(asked[number : number + 1], PARAMS)
+            store.flush()
+            return store.stats.num_blocks, store.stats.limit_bytes
+
+        few, _ = ask(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(Shelf, "_write_all", write_within)
+            num_blocks, limit_now = ask(1)
+            assert num_blocks == few and limit_now == store.stats.num_bytes < limit
+            assert store.stats.failed_writes == 1, "other blocks take the places of these"
+        assert ask(2)[0] == few
+        store._full_until_s = 0.0
+        more, limit_now = ask(3)
+        assert more > few and limit_now == limit
+
+
 def test_a_disk_that_hangs_costs_no_answer(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

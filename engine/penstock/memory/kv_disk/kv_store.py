@@ -33,7 +33,8 @@ Of = TypeVar("Of", bound=BlockShelf)
 #: Blocks of host memory that a store takes: one for each thread that reads, and one for the thread that
 #: writes.
 NUM_BUFFERS = NUM_THREADS + 1
-#: After an error of the disk, nothing is written for so many seconds.
+#: After an error of the disk, nothing is written for so many seconds; after a full disk, other blocks
+#: give way to each new one for so long.
 PAUSE_S = 30.0
 #: Seconds in which a server that ends writes what is left.
 CLOSE_S = 10.0
@@ -78,6 +79,9 @@ class KVStore(Generic[Of]):
         self._write_rate = tier.usual_rate
         self._closes_at_s: float | None = None
         self._pause_until_s = 0.0
+        #: The limit that was asked for. The folder's is lower while the disk is full.
+        self._asked_bytes = folder.limit_bytes
+        self._full_until_s = 0.0
         self._thread = threading.Thread(target=self._run, name="penstock-kv-write", daemon=True)
         self._thread.start()
 
@@ -177,6 +181,8 @@ class KVStore(Generic[Of]):
     def _write(self, shelf: Of, block: int, offer: Offer) -> None:
         began_s = time.monotonic()
         is_written = False
+        if began_s >= self._full_until_s:  # there may be room again
+            self._folder.limit_bytes = self._asked_bytes
         if shelf.is_writer and began_s >= self._pause_until_s and offer.key not in shelf:
             is_written = self._copy(block, offer) and self._add(shelf, offer)
         busy_s = time.monotonic() - began_s
@@ -218,12 +224,14 @@ class KVStore(Generic[Of]):
         return True
 
     def _suffer(self, shelf: Of, error: OSError) -> None:
-        """A disk without room keeps what it has: other blocks take their places from now on."""
+        """A disk without room keeps what it has, and other blocks take their places, until the disk is asked
+        once more."""
         if not self.stats.failed_writes:
             logger.warning("--kv-disk: a block can't be written to %s: %s", shelf.folder, error.strerror)
         self.stats.failed_writes += 1
         if error.errno in _FULL and len(shelf):
-            self._folder.limit_bytes = shelf.num_bytes + self._folder.others_bytes
+            self._folder.limit_bytes = min(self._asked_bytes, shelf.num_bytes + self._folder.others_bytes)
+            self._full_until_s = time.monotonic() + PAUSE_S
         else:
             self._pause_until_s = time.monotonic() + PAUSE_S
 
