@@ -7,9 +7,12 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from test_convert import Ids
+from tiny_models import build
 from torch import Tensor
 
 from penstock.config import EngineConfig
@@ -157,6 +160,51 @@ def test_a_layout_that_the_kernels_do_not_know_is_refused_by_name(
     monkeypatch.setitem(KV_LAYOUTS, "float16", INT8)
     with pytest.raises(ConfigError, match="keys and values as int8 with scales; choose --kv"):
         Engine.load(tiny_llama)
+
+
+ODD: list[tuple[str, dict[str, int], str]] = [
+    ("DeepSeek V2", {"kv_lora_rank": 23}, "float16"),
+    ("DeepSeek V3", {"kv_lora_rank": 25}, "float16"),
+    ("DeepSeek V2", {"kv_lora_rank": 23}, "float32"),
+    ("OPT", {"hidden_size": 63, "num_attention_heads": 9}, "int8"),
+    ("OPT", {"hidden_size": 63, "num_attention_heads": 9}, "float16"),
+    ("GPT-2", {"n_embd": 63, "n_head": 7}, "int8"),
+]
+
+
+@pytest.mark.parametrize(("name", "sizes", "dtype"), ODD)
+@pytest.mark.parametrize("num_blocks", [3, 4])
+def test_numbers_of_a_token_that_are_odd(
+    name: str, sizes: dict[str, int], dtype: Any, num_blocks: int, tmp_path: Path
+) -> None:
+    """A block is then no multiple of a cache line, and neither is a layer with an odd number of blocks. The
+    answers are those of keys and values in float32 by plain kernels, also with blocks from a disk."""
+    build(name, tmp_path / "model", **sizes)
+    config = EngineConfig(
+        num_kv_tokens=16 * num_blocks, max_model_len=48, kv_dtype=dtype, num_threads=1, device="cpu"
+    )
+    prompts = [[5, 9, 3] * 11, [7] * 20]
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    plain = replace(config, kernels="reference", kv_dtype="float32")
+    with Engine.load(tmp_path / "model", plain, tokenizer=Ids()) as engine:
+        expected = engine.generate(prompts, params)
+        exact = [parts[-1].flatten()[:1].dtype for parts in engine.executor.kv_cache.layers]
+        assert set(exact) == {torch.float32}
+    kept = replace(config, kv_disk=str(tmp_path / "kv"), kv_disk_bytes=1 << 24)
+    written = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
+    again = []
+    for settings in (config, kept, kept):
+        with Engine.load(tmp_path / "model", settings, tokenizer=Ids()) as engine:
+            again.append([facts(engine.generate([prompt], written)) for prompt in prompts])
+            for found, wanted in zip(engine.generate(prompts, params), expected, strict=True):
+                assert found.prompt_logprobs is not None and wanted.prompt_logprobs is not None
+                for one, other in zip(found.prompt_logprobs[1:], wanted.prompt_logprobs[1:], strict=True):
+                    assert one is not None and other is not None
+                    assert one.logprob == pytest.approx(other.logprob, abs=3e-2)
+            if engine.kv_disk is not None:
+                engine.kv_disk.flush()
+                num_read = engine.kv_disk.stats.reads.num_blocks
+    assert again[0] == again[1] == again[2] and num_read
 
 
 def test_a_token_takes_the_bytes_of_all_parts() -> None:

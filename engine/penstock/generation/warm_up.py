@@ -25,7 +25,7 @@ from penstock.generation.sequence import Sequence
 from penstock.kernels import ForwardingKernels, Matrix, RouterFunction
 from penstock.kernels.scratch import allocated
 from penstock.memory.kv_cache import KVCache
-from penstock.memory.pools import MemoryPool
+from penstock.memory.pools import MemoryPool, whole_lines
 from penstock.model.family import Family
 from penstock.spec import KVLayout, ModelSpec
 from penstock.weights.layer_weights import AskForExperts, ExpertGroup, LayerWeights, no_experts, with_head
@@ -100,7 +100,7 @@ def measure_activations(
     # place serves.
     places = layers.places(tensors.stacks[0].name) if len(tensors.stacks) == 1 else ()
     spec = family.spec
-    num_bytes = config.block_size * spec.kv_bytes_per_token(kv_layout)
+    num_bytes = whole_lines(config.block_size * spec.kv_bytes_per_token(kv_layout))
     num_bytes += spec.state_bytes
 
     def make_arena(num_bytes: int) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.memory.pools import MemoryPool
+from penstock.memory.pools import MemoryPool, whole_lines
 from penstock.spec import KVLayout, ModelSpec
 from penstock.state_layout import StateLayout
 
@@ -46,12 +46,13 @@ class KVCache:
         self.layout = layout
         #: Of each layer one tensor for each part of the layout. A layer without keys and values of its own
         #: has no blocks.
-        self.layers = [
-            _layer_views(
-                layout, pool, index, spec, 0 if index in spec.layers_without_kv else num_blocks, block_size
-            )
-            for index in range(spec.num_layers)
-        ]
+        self.layers = _layer_views(
+            layout,
+            pool,
+            spec,
+            [0 if index in spec.layers_without_kv else num_blocks for index in range(spec.num_layers)],
+            block_size,
+        )
         #: Of each layer one tensor for each part of its state, float32 [num_states, *shape].
         self.states = [
             _state_views(spec.state_layout(index), num_states, pool, index)
@@ -102,12 +103,23 @@ class KVCache:
 
 
 def _layer_views(
-    layout: KVLayout, pool: MemoryPool, index: int, spec: ModelSpec, num_blocks: int, block_size: int
-) -> tuple[Tensor, ...]:
-    """The keys and values of a layer, one tensor for each part of the layout."""
-    shape = spec.kv_shape(index)
-    buffer = pool.allocate(f"kv.{index}", num_blocks * block_size * layout.bytes_per_token(*shape))
-    return kv_views(layout, buffer, num_blocks, block_size, *shape)
+    layout: KVLayout, pool: MemoryPool, spec: ModelSpec, num_blocks: Sequence[int], block_size: int
+) -> list[tuple[Tensor, ...]]:
+    """The keys and values of each layer, which has so many blocks: one tensor for each part of the layout.
+    The layers follow each other without gaps, as the plan counts them. A block has a multiple of 16 tokens,
+    so each layer begins at a multiple of 16 bytes, whatever the number of heads and their width are."""
+    shapes = [spec.kv_shape(index) for index in range(spec.num_layers)]
+    sizes = [
+        number * block_size * layout.bytes_per_token(*shape)
+        for number, shape in zip(num_blocks, shapes, strict=True)
+    ]
+    buffer = pool.allocate("kv", whole_lines(sum(sizes)))
+    return [
+        kv_views(layout, own, number, block_size, *shape)
+        for own, number, shape in zip(
+            torch.split(buffer[: sum(sizes)], sizes), num_blocks, shapes, strict=True
+        )
+    ]
 
 
 def _state_views(layout: StateLayout, num_states: int, pool: MemoryPool, index: int) -> tuple[Tensor, ...]:

@@ -13,6 +13,11 @@ from penstock.memory.direct_io import aligned_buffer
 ALIGNMENT = 64
 
 
+def whole_lines(num_bytes: int) -> int:
+    """So many bytes, rounded up to what a pool hands out."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
 class MemoryPool:
     """One arena of exactly the budget's size, handed out piece by piece. No piece is given back before the
     whole arena is."""

@@ -14,7 +14,7 @@ from penstock.memory.kv_spill.spill_memory import SpillMemory
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.memory.lane import Lane
 from penstock.memory.planning.plan import MemoryPlan
-from penstock.memory.pools import MemoryPool
+from penstock.memory.pools import MemoryPool, whole_lines
 from penstock.spec import KVLayout, ModelSpec
 
 
@@ -25,7 +25,7 @@ def planned_cache(
     file in `folder`, of which `depth` reads are in flight at a time. Raises ConfigError if the disk has no
     room for them, and CapacityError if a memory has none."""
     size, num_spilled = plan.block_size, plan.num_spilled_blocks
-    pool = MemoryPool("KV cache", plan.kv_bytes + plan.state_bytes, lane.allocate)
+    pool = MemoryPool("KV cache", whole_lines(plan.kv_bytes) + plan.state_bytes, lane.allocate)
     num_resident = plan.num_kv_blocks - num_spilled
     if plan.kv_spill_bytes:
         memory = SpillMemory(plan.kv_spill_bytes, lane.memories[0], lane.link)

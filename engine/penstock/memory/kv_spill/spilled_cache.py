@@ -21,7 +21,7 @@ from torch import Tensor
 
 from penstock.memory.kv_cache import kv_views
 from penstock.memory.kv_spill.spill_file import Place
-from penstock.memory.pools import MemoryPool
+from penstock.memory.pools import MemoryPool, whole_lines
 from penstock.metrics import KVSpillStats
 from penstock.spec import KVLayout, ModelSpec
 
@@ -90,7 +90,7 @@ class SpilledKVCache:
         self._num_spilled = num_spilled
         num_rows = spec.num_layers * num_resident + NUM_SLOTS * num_spilled
         token_bytes = layout.bytes_per_token(*spec.kv_shape(0))
-        buffer = pool.allocate("kv", num_rows * block_size * token_bytes)
+        buffer = pool.allocate("kv", whole_lines(num_rows * block_size * token_bytes))
         #: One tensor for each part of the layout: the blocks of all layers, and the slots.
         self.parts = kv_views(layout, buffer, num_rows, block_size, *spec.kv_shape(0))
         #: The same as uint8 [num_rows, bytes of a block].
