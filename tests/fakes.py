@@ -27,6 +27,7 @@ from penstock.memory.planning.plan import LayerPlacement, MemoryPlan
 from penstock.metrics import EngineMetrics
 from penstock.nodes.member import NodeStatus
 from penstock.spec import ModelSpec
+from penstock.step_watch import Trouble
 from penstock.text.prompt_forms import PromptForms
 from penstock.weights.weight_facts import WeightFacts
 from penstock_server.facade import inside
@@ -289,6 +290,7 @@ class FakeAsyncEngine:
         self.is_started = False
         self.is_stopped = False
         self.ended = asyncio.Event()
+        self.trouble: Trouble | None = None
 
     def start(self) -> None:
         self.is_started = True
@@ -302,9 +304,10 @@ class FakeAsyncEngine:
     async def wait_until_ready(self) -> None:
         return
 
-    async def stop(self) -> None:
+    async def stop(self, timeout_s: float | None = None) -> bool:
         self.is_stopped = True
         self.ended.set()
+        return True
 
     @property
     def engine(self) -> FakeModel:

@@ -22,7 +22,7 @@ LEVELS: list[set[str]] = [
     {"penstock.loader", "penstock.measure", "penstock.calibrate"},
     {"penstock.drafters", "penstock.kv_disk", "penstock.kv_events"},
     {"penstock.nodes"},
-    {"penstock.engine", "penstock.request_stream"},
+    {"penstock.engine", "penstock.request_stream", "penstock.step_watch"},
     {"penstock.engine_thread"},
     {"penstock.async_engine", "penstock.evaluate"},
     {"penstock"},
@@ -77,6 +77,7 @@ PURE = (
     "penstock.generation.beam_search",
     "penstock.generation.requests.generation_request",
     "penstock.generation.sequence",
+    "penstock.step_watch",
     *(
         ".".join(path.relative_to(ROOT / "engine").with_suffix("").parts)
         for path in sorted((ROOT / "engine/penstock/generation/scheduling").rglob("[!_]*.py"))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.memory.spare_memory import SpareMemory
     from penstock.model.pooling.pooling_spec import PoolingSpec
     from penstock.request_stream import RequestStream
+    from penstock.step_watch import Trouble
     from penstock.text.chat import can_chat, render_chat
     from penstock.text.detokenizer import Detokenizer
     from penstock.text.pairs import encode_pair
@@ -70,6 +71,7 @@ _HOMES = {
     "SamplingParams": "penstock.generation.requests.generation_request",
     "SpareMemory": "penstock.memory.spare_memory",
     "TokenLogprobs": "penstock.generation.logprobs",
+    "Trouble": "penstock.step_watch",
     "Tokenizer": "penstock.text.tokenizer",
     "ValidRequest": "penstock.generation.requests.generation_request",
     "WeightFacts": "penstock.weights.weight_facts",
@@ -107,6 +109,7 @@ __all__ = [
     "TokenLogprobs",
     "ValidRequest",
     "Tokenizer",
+    "Trouble",
     "WeightFacts",
     "can_chat",
     "encode_pair",

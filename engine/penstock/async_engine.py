@@ -8,6 +8,7 @@ outputs as the request's max_tokens, and there are at most max_num_seqs + max_qu
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -15,9 +16,13 @@ from functools import partial
 
 from penstock.engine import Engine
 from penstock.engine_thread import Abort, EngineStatus, EngineThread
-from penstock.errors import EngineDead, EngineStopped, QueueFull
+from penstock.errors import EngineDead, EngineStopped, QueueFull, QueueTimeout
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.requests.request import waited_too_long
 from penstock.request_stream import OpenStreams, RequestStream
+from penstock.step_watch import Trouble
+
+logger = logging.getLogger(__name__)
 
 
 class AsyncEngine:
@@ -32,21 +37,34 @@ class AsyncEngine:
         seconds, on any thread."""
         self._clock = clock
         self._streams = OpenStreams(clock)
-        self._thread = EngineThread(load, clock, self._streams, self._settle)
+        self._thread = EngineThread(load, clock, self._streams, self._settle, self._leave)
         #: What the thread said last, when it was ready or at its end; None while the engine is loading.
         self._settled_as: EngineStatus | None = None
         self._settled: asyncio.Event | None = None
         self._ended: asyncio.Event | None = None
+        #: Set when the thread has ended and everything is closed.
+        self._left: asyncio.Event | None = None
+        #: The thread did not end when it should have.
+        self._hangs = False
 
     def start(self) -> None:
         """Begin to load. Call start() on the event loop that will use the engine."""
-        self._settled, self._ended = asyncio.Event(), asyncio.Event()
+        self._settled, self._ended, self._left = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._thread.start(asyncio.get_running_loop())
 
     @property
     def status(self) -> EngineStatus:
         """Never blocks."""
         return self._settled_as or self._thread.progress
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why requests should go elsewhere, though the engine is ready: steps fail, or one hangs. Never
+        blocks."""
+        if (engine := self._thread.engine) is None or self.status.state != "ready":
+            return None
+        layer_s = engine.meter.predict_s(engine.config.max_num_batched_tokens) / engine.streamer.num_layers
+        return self._thread.watch.trouble(engine.streamer.moved_s, layer_s)
 
     @property
     def engine(self) -> Engine:
@@ -116,20 +134,46 @@ class AsyncEngine:
         or was aborted this moment) and QueueFull at once, EngineDead if there is no engine.
         """
         valid, key = self.engine.validate(request), request.request_id
-        if len(self._streams) >= self.max_requests:
+        # Those whose callers left count apart: a step that hangs lets nobody of them go.
+        if (number := max(len(self._streams), len(self._streams.aborted))) >= self.max_requests:
             raise QueueFull(
-                f"{len(self._streams)} requests run or wait already, which is the limit",
-                self._streams.retry_after_s(),
+                f"{number} requests run or wait already, which is the limit", self._streams.retry_after_s()
             )
         stream = self._streams.open(key, partial(self._thread.put, Abort(key)))
+        self._streams.limit(key, request.finish_by, stream.too_late)
+        self._streams.limit(key, request.start_by, partial(self._waited_too_long, key))
         self._thread.put(valid)
         return stream
 
-    async def stop(self) -> None:
-        """Abort everything and end the thread, after the layer that it is computing or loading."""
+    def _waited_too_long(self, key: str) -> QueueTimeout | None:
+        """What a request is told that has not begun when it should have."""
+        engine = self._thread.engine
+        return None if engine is not None and engine.has_started(key) else waited_too_long()
+
+    async def stop(self, timeout_s: float | None = None) -> bool:
+        """Abort everything and end the thread, after the layer that it is computing or loading. False: it has
+        not ended in so many seconds, since something hangs; all requests have ended, and only the end of the
+        process ends the thread."""
         self._streams.abort_all()
         self._thread.ask_to_stop()
-        await asyncio.to_thread(self._thread.join)
+        if self._left is None:
+            return True  # it was never started
+        if self._hangs:
+            return False
+        try:
+            await asyncio.wait_for(self._left.wait(), timeout_s)
+        except TimeoutError:
+            logger.error(
+                "the engine does not end in %g s: a read hangs, or a layer takes long to compute", timeout_s
+            )
+            self._hangs = True
+            self._settle(EngineStatus("stopped", 0, 0))
+            return False
+        return True
+
+    def _leave(self) -> None:
+        assert self._left is not None
+        self._left.set()
 
     def _settle(self, status: EngineStatus) -> None:
         """The engine is ready, or the thread is at its end: everybody who waits learns of it."""

@@ -331,6 +331,10 @@ class Engine:
         self.requests.end(request_id, FinishReason.ABORT)
         self.meter.look_at(self.scheduler)
 
+    def has_started(self, request_id: str) -> bool:
+        """Whether a request has had a place in a step. Safe from any thread, also while a step hangs."""
+        return self.requests.has_started(request_id)
+
     def expire(self, now: float) -> list[RequestOutput]:
         """End the requests whose time is up. Each gets an output with its error, QueueTimeout or
         DeadlineExceeded. `now` is of the same clock as their start_by and finish_by."""
@@ -353,8 +357,18 @@ class Engine:
         try:
             return self._step(aborted)
         finally:
-            if self._publisher is not None and self._block_log is not None:
-                self._publisher.publish(self._block_log.take())
+            self._publish()
+
+    def look(self) -> None:
+        """Between steps, also while there is no work: forget what was computed with machines that were lost,
+        and tell routers of it."""
+        if self.piped is not None:
+            self.piped.look()
+        self._publish()
+
+    def _publish(self) -> None:
+        if self._publisher is not None and self._block_log is not None:
+            self._publisher.publish(self._block_log.take())
 
     def _step(self, aborted: Set[str]) -> list[RequestOutput]:
         if self.piped is not None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.engine import Engine
-from penstock.errors import EngineStopped, PenstockError, RequestFailed, StepFailed
+from penstock.errors import EngineStopped, MachineAway, PenstockError, RequestFailed, StepFailed
 from penstock.generation.requests.generation_request import ValidRequest
 from penstock.request_stream import OpenStreams
+from penstock.step_watch import StepWatch
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,10 @@ class Abort:
     key: str
 
 
+class Look:
+    """The command to notice what has changed while there was no work."""
+
+
 class Stop:
     """The command to end the thread."""
 
@@ -49,17 +54,22 @@ class EngineThread:
         clock: Callable[[], float],
         streams: OpenStreams,
         settle: Callable[[EngineStatus], None],
+        leave: Callable[[], None],
     ) -> None:
         """load(report_progress) makes the engine, on this thread. settle(status) is called on the event loop
-        when the engine is ready, and when the thread is at its end."""
+        when the engine is ready, and when it takes no more requests; leave() when the thread is at its
+        end."""
         self._load = load
         self._clock = clock
         self._streams = streams
         self._settle = settle
+        self._leave = leave
+        #: Whether steps go on.
+        self.watch = StepWatch()
         #: None until the engine is loaded.
         self.engine: Engine | None = None
         self.progress = EngineStatus("loading", 0, 0)
-        self._commands: queue.SimpleQueue[ValidRequest | Abort | Stop] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[ValidRequest | Abort | Look | Stop] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
@@ -78,15 +88,12 @@ class EngineThread:
         self._is_stopping = True
         self._commands.put(Stop())
 
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        if self._thread.ident is not None:
-            self._thread.join()
-
     def _run(self) -> None:
         end = EngineStatus("stopped", 0, 0)
         try:
             self.engine = engine = self._load(self._report_progress)
+            if engine.leader is not None:
+                engine.leader.on_change = lambda: self._commands.put(Look())
             self._tell(self._settle, replace(self.progress, state="ready"))
             while self._obey(engine):
                 self._step(engine)
@@ -102,9 +109,12 @@ class EngineThread:
             logger.exception("the engine thread failed")
             end = self._dead(f"internal error: {error!r}")
         self._tell(self._settle, end)
-        if self.engine is not None:
-            self.engine.close()
-            self.engine = None  # the weights' memory goes back at once: no cycle of objects keeps it
+        try:
+            if self.engine is not None:
+                self.engine.close()
+                self.engine = None  # the weights' memory goes back at once: no cycle of objects keeps it
+        finally:
+            self._tell(self._leave)
 
     def _dead(self, error: str) -> EngineStatus:
         what = "the model can't be loaded" if self.engine is None else "the engine is dead"
@@ -119,13 +129,17 @@ class EngineThread:
     def _step(self, engine: Engine) -> None:
         if expired := engine.expire(self._clock()):
             self._tell(self._streams.deliver, expired)
+        self.watch.begin()
         try:
             outputs = engine.step(self._streams.aborted)
         except StepFailed as error:
             logger.error("a step failed: %s", error)
+            if not isinstance(error, MachineAway):  # health knows of machines that are away
+                self.watch.fail()
             for key in error.request_ids:
                 self._tell(self._streams.fail, key, error)
         else:
+            self.watch.end(bool(outputs))
             if outputs:
                 self._tell(self._streams.deliver, outputs)
 
@@ -135,6 +149,9 @@ class EngineThread:
             command = self._commands.get()
             if isinstance(command, Stop):
                 return False
+            if isinstance(command, Look):
+                engine.look()
+                continue
             if isinstance(command, Abort):
                 engine.abort(command.key)
                 self._tell(self._streams.aborted.discard, command.key)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from types import TracebackType
 
-from penstock.errors import InvalidParameter, PenstockError, QueueTimeout
-from penstock.generation.requests.request import RequestOutput
+from penstock.errors import DeadlineExceeded, InvalidParameter, PenstockError, QueueTimeout
+from penstock.generation.requests.request import RequestOutput, too_late
 
 #: Requests from which the rate is taken.
 RATE_WINDOW = 256
@@ -31,17 +31,25 @@ class RequestStream:
     """Async iterator over one request's outputs; the last one has a finish_reason. Leaving an `async with`
     block, or abort(), frees the sequence."""
 
-    def __init__(self, request_id: str, abort: Callable[[], None]) -> None:
-        """`request_id` is the id that the outputs are given."""
+    def __init__(self, request_id: str, leave: Callable[[], None]) -> None:
+        """`request_id` is the id that the outputs are given. leave() drops the request, if it has not ended;
+        it is idempotent."""
         self.request_id = request_id
-        self._abort = abort
+        self.leave = leave
         self._queue: asyncio.Queue[RequestOutput | PenstockError] = asyncio.Queue()
         self._is_finished = False
+        self._num_tokens = 0
+
+    def too_late(self) -> DeadlineExceeded:
+        """What the caller is told whose time is up."""
+        return too_late(self._num_tokens)
 
     def put(self, item: RequestOutput | PenstockError) -> None:
         """Called on the event loop."""
-        if isinstance(item, RequestOutput) and item.request_id != self.request_id:
-            item = replace(item, request_id=self.request_id)
+        if isinstance(item, RequestOutput):
+            self._num_tokens += len(item.token_ids)
+            if item.request_id != self.request_id:
+                item = replace(item, request_id=self.request_id)
         self._queue.put_nowait(item)
 
     def __aiter__(self) -> RequestStream:
@@ -62,7 +70,7 @@ class RequestStream:
         """Idempotent; never blocks. The sweep in progress ends at the next layer if nobody else is in it."""
         if not self._is_finished:
             self._is_finished = True
-            self._abort()
+            self.leave()
 
     async def __aenter__(self) -> RequestStream:
         return self
@@ -84,6 +92,8 @@ class OpenStreams:
         """clock() says the time in seconds."""
         self._clock = clock
         self._streams: dict[str, RequestStream] = {}
+        #: What watches the times of these requests.
+        self._timers: dict[str, list[asyncio.TimerHandle]] = {}
         #: When the last requests finished, since the engine was idle; seconds of the clock.
         self._finished: deque[float] = deque(maxlen=RATE_WINDOW)
         #: Ids of requests whose callers left, until the engine knows and all outputs that were under way have
@@ -104,12 +114,35 @@ class OpenStreams:
         def leave() -> None:
             # Its request may have ended, and another one may have the same id now.
             if self._streams.get(key) is stream:
-                del self._streams[key]
+                self._close(key)
                 self.aborted.add(key)
                 abort()
 
         stream = self._streams[key] = RequestStream(key, leave)
         return stream
+
+    def limit(self, key: str, at_s: float, error: Callable[[], PenstockError | None]) -> None:
+        """At this time of the clock the request ends with an error, unless error() finds none. The engine
+        does the same between two steps; here a step may take long, or hang."""
+        if at_s == math.inf:
+            return
+        stream = self._streams[key]
+
+        def look() -> None:
+            if (found := error()) is not None:
+                if isinstance(found, QueueTimeout):
+                    found.retry_after_s = self.retry_after_s()
+                stream.put(found)
+                stream.leave()
+
+        timer = asyncio.get_running_loop().call_later(max(0.0, at_s - self._clock()), look)
+        self._timers.setdefault(key, []).append(timer)
+
+    def _close(self, key: str) -> RequestStream | None:
+        """The stream gets nothing more."""
+        for timer in self._timers.pop(key, ()):
+            timer.cancel()
+        return self._streams.pop(key, None)
 
     def abort_all(self) -> None:
         """End the sweep that is being computed. The streams stay open until they are told why."""
@@ -127,14 +160,13 @@ class OpenStreams:
                 self._finished.append(self._clock())
             stream.put(output.error or output)
             if output.finish_reason is not None:
-                del self._streams[output.request_id]
+                self._close(output.request_id)
         if not self._streams:
             self._finished.clear()  # an idle time says nothing about the rate
 
     def fail(self, key: str, error: PenstockError) -> None:
         """End a request with an error."""
-        stream = self._streams.pop(key, None)
-        if stream is not None:
+        if (stream := self._close(key)) is not None:
             stream.put(error)
 
     def fail_all(self, error: PenstockError) -> None:

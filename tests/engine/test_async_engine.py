@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock import step_watch
 from penstock.async_engine import AsyncEngine
 from penstock.config import EngineConfig
 from penstock.engine import Engine
@@ -38,6 +39,7 @@ from penstock.generation.requests.request import RequestOutput
 from penstock.generation.sequence import FinishReason, Sequence
 from penstock.request_stream import RequestStream, retry_after_s
 from penstock.spec import UnitKey
+from penstock.weights.streamer import LayerStreamer
 from penstock.weights.tiers.readers import StoreReader
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -294,6 +296,78 @@ def test_limits_of_time_are_kept_between_steps(tiny_llama: Path, monkeypatch: py
         with pytest.raises(DeadlineExceeded, match="tokens of the answer"):
             [output async for output in running]
         assert len([output async for output in patient]) == 8
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_limits_of_time_are_kept_while_a_step_hangs(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And probes learn of it, and the engine can be stopped without it."""
+    goes_on, has_begun = threading.Event(), threading.Event()
+    acquire = LayerStreamer._acquire
+
+    def hang(streamer: LayerStreamer, key: UnitKey) -> Tensor:
+        has_begun.set()
+        goes_on.wait()
+        return acquire(streamer, key)
+
+    async def scenario() -> None:
+        engine = AsyncEngine(lambda _: Engine.load(tiny_llama, EngineConfig(max_num_seqs=1)))
+        engine.start()
+        await engine.wait_until_ready()
+        monkeypatch.setattr(LayerStreamer, "_acquire", hang)
+        running = engine.generate([5], PARAMS)
+        await asyncio.to_thread(has_begun.wait)
+        waiting = engine.generate([6], PARAMS, queue_timeout_s=0.01)
+        with pytest.raises(QueueTimeout):
+            await anext(waiting)
+        late = engine.generate([6], PARAMS, deadline_s=0.01)
+        with pytest.raises(DeadlineExceeded, match="after 0 tokens of the answer"):
+            await anext(late)
+        engine._streams.limit(running.request_id, 0.0, running.too_late)
+        with pytest.raises(DeadlineExceeded):
+            await anext(running)
+        assert engine.trouble is None, "it may be slow"
+        monkeypatch.setattr(step_watch, "UNKNOWN_S", 0.0)
+        monkeypatch.setattr(step_watch, "LEAST_S", 0.0)
+        monkeypatch.setattr(step_watch, "SLOWEST", 0.0)
+        assert engine.trouble is not None and engine.trouble.kind == "stuck"
+        patient = engine.generate([7], PARAMS)
+        assert not await engine.stop(0.01) and not await engine.stop()
+        with pytest.raises(EngineStopped):
+            await anext(patient)
+        assert engine.status.state == "stopped" and engine.trouble is None
+        goes_on.set()
+        assert engine._left is not None
+        await engine._left.wait()
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_a_hanging_step_holds_are_bounded(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callers that leave and come back do not fill the memory."""
+    may_step = threading.Semaphore(0)
+
+    async def scenario() -> None:
+        engine = AsyncEngine(
+            lambda _: Engine.load(tiny_llama, EngineConfig(max_num_seqs=1, max_queued_seqs=2))
+        )
+        engine.start()
+        await engine.wait_until_ready()
+        step = engine.engine.step
+        monkeypatch.setattr(engine.engine, "step", lambda aborted: may_step.acquire() and step(aborted))
+        with pytest.raises(QueueFull):
+            for _ in range(20):
+                engine.generate([5], PARAMS).abort()
+        may_step.release(100)
+        while engine._streams.aborted:
+            await asyncio.sleep(0.001)
+        assert [output async for output in engine.generate([7], PARAMS)]
+        assert not engine._streams._timers
         await engine.stop()
 
     asyncio.run(scenario())
@@ -584,6 +658,7 @@ def test_a_layer_that_can_not_be_read_costs_its_requests_alone(tiny_llama: Path)
         failing.is_failing = True
         with pytest.raises(StepFailed, match="the disk is gone"):
             [output async for output in engine.generate([5, 6], PARAMS)]
+        assert engine.trouble is not None and engine.trouble.kind == "failing"
         failing.is_failing = False
         again: list[int] = []
         while not again:  # at most once for each slot that holds a failed read
@@ -591,7 +666,7 @@ def test_a_layer_that_can_not_be_read_costs_its_requests_alone(tiny_llama: Path)
                 again = [
                     token async for output in engine.generate([5, 6], PARAMS) for token in output.token_ids
                 ]
-        assert again == expected
+        assert again == expected and engine.trouble is None
         assert engine.engine.metrics.kv_blocks_used == 0
         await engine.stop()
 

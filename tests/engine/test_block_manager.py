@@ -7,6 +7,7 @@ import pytest
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.sequence_group import SequenceGroup
+from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
 
 BLOCK_SIZE = 16
@@ -86,3 +87,13 @@ def test_a_prompt_that_ends_in_a_shared_block_is_not_copied() -> None:
     leave_free(blocks, 0)
     assert blocks.num_missing(other) == 0 and come_in(blocks, other)
     assert one.block_table == other.block_table
+
+
+def test_nothing_is_found_once_all_is_forgotten() -> None:
+    """No block, and no copy of a recurrent state."""
+    manager = BlockManager(8, 16, states=StatePool(4, 2))
+    assert manager.states.save(b"key") is not None
+    manager.states.end_step(is_computed=True)
+    assert manager.states.has(b"key")
+    manager.forget_all()
+    assert not manager.states.has(b"key")

@@ -3,6 +3,7 @@ with pyzmq and msgspec's typed decoder, by classes in the form in which vLLM dec
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
 import threading
@@ -18,9 +19,11 @@ import pytest
 import test_cpmant
 import test_encoder_decoder
 import zmq
+from node_cluster import CONFIG, Cluster, cluster
 from test_convert import Ids
 from tiny_models import VOCAB_SIZE, build
 
+from penstock.async_engine import AsyncEngine
 from penstock.config import EngineConfig, KVEventsConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError
@@ -198,6 +201,31 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama")
     build("Llama", folder)
     return folder
+
+
+def test_a_router_forgets_what_was_computed_with_a_machine_that_is_gone(
+    llama: Path, config: KVEventsConfig
+) -> None:
+    """Also while there is no request."""
+
+    async def check(made: Cluster, router: Router) -> None:
+        settings = replace(CONFIG, kv_events=config)
+        engine = AsyncEngine(lambda report: made.engine(llama, settings))
+        engine.start()
+        await engine.wait_until_ready()
+        async for _ in engine.generate(list(range(5, 90)), GREEDY):
+            pass
+        assert router.follow(engine.engine) and engine.engine.leader is not None
+        member = engine.engine.leader.members[0]
+        assert member.peer is not None
+        member.peer.close("the test has cut the link")
+        while router.follow(engine.engine):
+            await asyncio.sleep(0.01)
+        assert not own_view(engine.engine)
+        await engine.stop()
+
+    with cluster() as made, Router(config) as router:
+        asyncio.run(asyncio.wait_for(check(made, router), 60))
 
 
 def work(engine: Engine) -> int:

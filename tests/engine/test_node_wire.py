@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import json
 import random
 import socket
@@ -73,10 +74,11 @@ def test_a_frame_comes_as_it_went(channels: tuple[Channel, Channel]) -> None:
         assert all(torch.equal(frame.arrays[name], array) for name, array in arrays.items())
 
 
-def frame_of(fields: object, body: bytes = b"", kind: int = Kind.STEP, magic: bytes = b"PSTK") -> bytes:
+def frame_of(fields: object, body: bytes = b"", kind: int = Kind.STEP, magic: bytes = b"PSTL") -> bytes:
     """A frame by the form in frames.py, whatever is in it."""
     text = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
-    return struct.pack("<4sB3xIQ", magic, kind, len(text), len(body)) + text + body
+    head = struct.pack("<4sB3xIQI", magic, kind, len(text), len(body), binascii.crc32(text + body))
+    return head + struct.pack("<I", binascii.crc32(head)) + text + body
 
 
 @pytest.mark.parametrize(
@@ -105,6 +107,28 @@ def frame_of(fields: object, body: bytes = b"", kind: int = Kind.STEP, magic: by
 def test_what_is_no_frame_is_refused(content: bytes) -> None:
     with pytest.raises((WireError, ValueError)):
         read(content, limit=1000)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [Frame(Kind.BEAT), Frame(Kind.PROOF, {"proof": "5a"}), Frame(Kind.STEP, {"number": 1}, ARRAYS)],
+    ids=lambda frame: frame.kind.name,
+)
+def test_each_flipped_bit_is_found(frame: Frame) -> None:
+    """In the lengths of the header, too, with which a reader would wait for bytes that never come."""
+    good = b"".join(bytes(part) for part in frame.parts())
+    assert read(good).fields == frame.fields
+    for bit in range(8 * len(good)):
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(WireError, match="damaged"):
+            read(bytes(damaged))
+
+
+def test_an_older_program_is_named() -> None:
+    text = b"[{}, []]"
+    with pytest.raises(WireError, match="older Penstock"):
+        read(struct.pack("<4sB3xIQ", b"PSTK", Kind.HELLO, len(text), 0) + text)
 
 
 def test_random_bytes_never_do_more_than_fail() -> None:

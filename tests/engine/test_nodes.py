@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import shutil
 import socket
 import subprocess
@@ -37,6 +38,7 @@ from penstock.nodes.leader import Leader
 from penstock.nodes.member import Member
 from penstock.nodes.part import Part
 from penstock.nodes.wire.channel import Channel
+from penstock.nodes.wire.frames import Kind
 from penstock.nodes.wire.peer import Peer
 
 PROMPTS = [[5, 9, 3], [7] * 20, [11, 2], list(range(3, 90)), [7] * 20 + [4]]
@@ -286,6 +288,70 @@ def test_another_worker_takes_the_place(llama: Path, expected: list[Completion],
             pair.begin(1)
 
         assert generate(engine, {5: replace_worker}) == expected
+        assert_empty(engine)
+
+
+def wait_until_another_is_ready(engine: Engine, before: Peer | None) -> None:
+    while first_member(engine).ready in (None, before):
+        threading.Event().wait(0.01)
+
+
+@pytest.mark.parametrize("is_replaced", [True, False], ids=["another worker", "another connection"])
+def test_nothing_is_found_that_was_computed_with_a_worker_that_is_gone(
+    is_replaced: bool, llama: Path, expected: list[Completion], pair: Cluster
+) -> None:
+    """It is lost while nothing is computed, and is back before the next request."""
+    with pair.engine(llama) as engine:
+        for _ in range(3):
+            assert engine.generate(PROMPTS, PLAIN) == expected
+            assert engine.metrics.prefix_cache_hits
+            before = first_member(engine).ready
+            assert before is not None
+            if is_replaced:
+                pair.stop()
+                pair.begin(1)
+            else:
+                before.close("the test has cut the link")
+            wait_until_another_is_ready(engine, before)
+            num_hits = engine.metrics.prefix_cache_hits
+            assert engine.generate(PROMPTS[3:4], PLAIN) == expected[3:4]
+            assert engine.metrics.prefix_cache_hits == num_hits
+            assert_empty(engine)
+
+
+DAMAGED = (
+    Kind.HELLO,
+    Kind.CHALLENGE,
+    Kind.PROOF,
+    Kind.WELCOME,
+    Kind.ASK,
+    Kind.ANSWER,
+    Kind.STEP,
+    Kind.RESULT,
+)
+
+
+@pytest.mark.parametrize("kind", DAMAGED, ids=lambda kind: kind.name)
+def test_a_flipped_bit_ends_the_connection_and_no_request(
+    kind: Kind, llama: Path, expected: list[Completion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the handshake, while the model is divided, and in steps: the machines meet again."""
+    dice, send_all, num_left = random.Random(kind), Channel._send_all, 2
+
+    def damage(channel: Channel, view: memoryview) -> None:
+        nonlocal num_left
+        if num_left and view[4] == kind:
+            num_left -= 1
+            damaged = bytearray(view)
+            damaged[dice.randrange(len(damaged))] ^= 1 << dice.randrange(8)
+            view = memoryview(damaged)
+        send_all(channel, view)
+
+    monkeypatch.setattr(Channel, "_send_all", damage)
+    with cluster() as made, made.engine(llama) as engine:
+        assert generate(engine, {}) == expected
+        assert not num_left and not made.faults
+        assert first_member(engine).num_losses == (0 if kind < Kind.WELCOME else 2)
         assert_empty(engine)
 
 

@@ -60,6 +60,8 @@ class Leader:
         self._changed = threading.Condition()
         #: Gets a member's frames about steps; StepPipe sets it.
         self.on_result: Callable[[Member, Frame], None] = lambda member, frame: None
+        #: Is told when a member's state has changed, on any thread.
+        self.on_change: Callable[[], None] = lambda: None
         self.members = tuple(
             Member(rank, lambda member, frame: self.on_result(member, frame), self._tell)
             for rank in range(1, nodes.num_nodes)
@@ -218,6 +220,7 @@ class Leader:
     def _tell(self) -> None:
         with self._changed:
             self._changed.notify_all()
+        self.on_change()
 
     # ------------------------------------------------------------------ what steps take
 

@@ -1,10 +1,11 @@
 """PipedSteps: Engine.step() where the layers are on several machines, and several steps on their way.
 
-A machine that is lost takes all keys and values of its layers with it. So all steps on their way are given
-up, every running sequence waits and computes its tokens again when the machine, or another one in its place,
-is ready. The tokens that were chosen are the leader's, and the bits do not depend on the way, so an answer
-goes on as if nothing had been. If the machine stays away for longer than NodesConfig.return_s, all requests
-end with an error.
+A machine that is lost takes all keys and values of its layers with it, also those that the prefix cache would
+find for later requests. So all steps on their way are given up, nothing can be found any more, and every
+running sequence waits and computes its tokens again when the machine, or another one in its place, is ready.
+The tokens that were chosen are the leader's, and the bits do not depend on the way, so an answer goes on as
+if nothing had been. If the machine stays away for longer than NodesConfig.return_s, all requests end with an
+error.
 """
 
 from __future__ import annotations
@@ -111,9 +112,7 @@ class PipedSteps:
     def step(self, aborted: Set[str]) -> list[RequestOutput]:
         """Launch steps until each machine has one, and end the oldest if it arrives soon. Raises
         StepFailed."""
-        if (peers := self._leader.peers) != self._peers:  # lost, and perhaps back already
-            self._give_up()
-            self._peers = peers
+        peers = self.look()
         whole = [peer for peer in peers if peer is not None]
         if len(whole) < len(peers):
             return self._wait()
@@ -124,6 +123,14 @@ class PipedSteps:
         except BaseException:
             self._give_up()
             raise
+
+    def look(self) -> tuple[Peer | None, ...]:
+        """The connections to the machines. What was computed with machines that were lost, whether or not
+        they are back, is forgotten."""
+        if (peers := self._leader.peers) != self._peers:
+            self._give_up()
+            self._peers = peers
+        return peers
 
     def _launch(self, aborted: Set[str], peers: Sequence[Peer]) -> bool:
         """Decide a step, compute the leader's layers, and send it on its way. False: there is none."""
@@ -178,12 +185,11 @@ class PipedSteps:
         return outputs
 
     def _give_up(self) -> None:
-        """Nothing that is on its way counts any more, nor what was computed before."""
-        if self._flights or any(each.num_computed_tokens for each in self._scheduler):
-            self._flights.clear()
-            self._pipe.forget()
-            self._scheduler.reset()
-            self._meter.look_at(self._scheduler)
+        """Nothing that is on its way counts any more, nor what was computed before, for whomever."""
+        self._flights.clear()
+        self._pipe.forget()
+        self._scheduler.reset()
+        self._meter.look_at(self._scheduler)
 
     def _fail(self, batch: Batch, reason: str) -> StepFailed:
         """A step can't be computed: its requests end, and the others compute their tokens again, since some

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
+import time
 from collections.abc import Collection, Generator, Sequence
 from functools import partial
 
@@ -75,6 +77,8 @@ class LayerStreamer:
         #: The layer that is in use or waited for, counted over all stacks; None between sweeps. Any thread
         #: may look.
         self.current_layer: int | None = None
+        #: When it changed last, by time.monotonic(). Any thread may read this, too.
+        self.moved_s = -math.inf
 
     @property
     def torch_device(self) -> torch.device:
@@ -129,13 +133,13 @@ class LayerStreamer:
             yield from self._sweep(stack, this_sweep, most)
         finally:
             if this_sweep == self._num_sweeps:
-                self.current_layer = None
+                self._move_to(None)
 
     def _sweep(self, stack: str, this_sweep: int, most: int) -> Generator[list[LayerWeights], None, None]:
         index = next(index for index, keys in enumerate(self._layers) if keys[0].stack == stack)
         end = index + self._stacks[stack]
         while index < end:
-            self.current_layer = index
+            self._move_to(index)
             staying = self._staying_from(index, min(end, index + most))
             num_layers = max(1, len(staying))
             # Of layers that stay, the last unit tells the tier how far the sweep is.
@@ -152,6 +156,9 @@ class LayerStreamer:
                         self.lane.link.release(buffer)
                         self.tiers.nearest.release(key)
             index += num_layers
+
+    def _move_to(self, layer: int | None) -> None:
+        self.current_layer, self.moved_s = layer, time.monotonic()
 
     def _staying_from(self, first: int, end: int) -> list[LayerWeights]:
         """The layers from `first` on, and before `end`, that stay in memory and are there."""

@@ -23,7 +23,7 @@ from penstock_server.routing.checks import loaded_engine
 from penstock_server.telemetry.metrics import RequestMetrics
 
 _NOT_READY: dict[int | str, dict[str, Any]] = {
-    503: {"model": Health, "description": "loading, waiting, draining, dead or stopped"}
+    503: {"model": Health, "description": "loading, waiting, failing, stuck, draining, dead or stopped"}
 }
 
 
@@ -55,15 +55,17 @@ class OperationRoutes:
         return router
 
     async def ready(self) -> Response:
-        """200 if requests can be answered now, else 503: while the model loads, with the progress, and while
-        requests wait for another machine, with its name."""
+        """200 if requests can be answered now, else 503: while the model loads, with the progress, while
+        requests wait for another machine, with its name, while a step hangs, and for half a minute after a
+        step that failed, unless one is computed before."""
         health = self._health()
         return _answer(health, is_good=health.status == "ok")
 
     async def live(self) -> Response:
-        """503 if only a restart can help, else 200."""
+        """503 if only a restart can help, else 200. A disk that hangs or fails does so after a
+        restart, too."""
         health = self._health()
-        return _answer(health, is_good=health.status in ("ok", "loading", "waiting", "draining"))
+        return _answer(health, is_good=health.status not in ("dead", "stopped"))
 
     async def version(self) -> Version:
         return Version(version=__version__)
@@ -94,6 +96,8 @@ class OperationRoutes:
                 return Health(status="draining")
             if missing := self._models.missing_machines:
                 return Health(status="waiting", message=missing)
+            if trouble := self._models.trouble:
+                return Health(status=trouble.kind, message=trouble.message)
             return Health(status="ok")
         if status.state == "loading":
             return Health(

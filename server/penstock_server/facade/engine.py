@@ -14,7 +14,7 @@ from penstock_server.facade.soft_prompts import fitting, read_soft_prompts
 from penstock_server.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from penstock import Engine, PromptEmbeds, SpareMemory
+    from penstock import Engine, PromptEmbeds, SpareMemory, Trouble
 
 
 class ServedEngine:
@@ -44,9 +44,10 @@ class ServedEngine:
         """Begins to load the model. Call start() on the event loop that will use the engine."""
         self._engine.start()
 
-    async def stop(self) -> None:
-        """Ends all requests, and ends loading."""
-        await self._engine.stop()
+    async def stop(self, timeout_s: float | None = None) -> bool:
+        """Ends all requests, and ends loading. False: the engine has not ended in so many seconds, since a
+        read hangs."""
+        return await self._engine.stop(timeout_s)
 
     @property
     def status(self) -> EngineStatus:
@@ -62,6 +63,11 @@ class ServedEngine:
         with contextlib.suppress(EngineDead):
             return self.loaded.missing_machines
         return ""
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why requests should go elsewhere, though the engine is ready: steps fail, or one hangs."""
+        return self._engine.trouble
 
     @property
     def loaded(self) -> LoadedEngine:

@@ -16,7 +16,7 @@ from penstock_server.facade.needs import Survey, survey
 from penstock_server.models.each_model import each_model
 from penstock_server.models.model_scheduler import ModelScheduler
 from penstock_server.models.pooled_model import ModelInUse, PooledModel
-from penstock_server.models.served_models import OneModel, ServedModels, raise_while_loading
+from penstock_server.models.served_models import STOP_S, OneModel, ServedModels, raise_while_loading
 from penstock_server.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -45,14 +45,15 @@ class ModelPool(ServedModels):
     def start(self) -> None:
         self._beginning = asyncio.create_task(self._begin())
 
-    async def stop(self) -> None:
+    async def stop(self) -> bool:
         if self._status.state != "dead":
             self._status = EngineStatus("stopped", 0, 0)
         if self._beginning is not None:
             self._beginning.cancel()
-        await self.model_scheduler.close(EngineStopped())
+        has_ended = await self.model_scheduler.close(EngineStopped(), STOP_S)
         self._settled.set()
         self._ended.set()
+        return has_ended
 
     @property
     def status(self) -> EngineStatus:

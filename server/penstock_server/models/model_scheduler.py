@@ -60,6 +60,8 @@ class ModelScheduler:
         self._leaving: tuple[PooledModel, ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_moving = self._is_closed = False
+        #: Engines of models that are being unloaded.
+        self._ending: list[ServedEngine] = []
 
     def num_waiting(self, model: PooledModel) -> int:
         return sum(ticket.model is model for ticket in self._tickets)
@@ -183,7 +185,9 @@ class ModelScheduler:
         engine, model.engine = model.engine, None
         model.used_bytes = 0
         if engine is not None:
-            await engine.stop()
+            self._ending.append(engine)
+            await engine.stop()  # another model gets its memory: there is no limit
+            self._ending.remove(engine)
             logger.info("%s is unloaded", model.name)
 
     async def load(self, model: PooledModel, is_patient: bool = False) -> None:
@@ -234,18 +238,19 @@ class ModelScheduler:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def close(self, error: EngineDead) -> None:
-        """Ends all requests, those that wait with `error`, and all engines."""
+    async def close(self, error: EngineDead, timeout_s: float) -> bool:
+        """Ends all requests, those that wait with `error`, and all engines. False: one of them has not ended
+        in so many seconds."""
         self._is_closed = True
         for ticket in self._tickets:
             ticket.given.set_exception(error)
         self._tickets.clear()
         for task in self._tasks:
             task.cancel()
-        for model in self._models:
-            if model.engine is not None:
-                await model.engine.stop()
+        engines = [*self._ending, *(model.engine for model in self._models if model.engine is not None)]
+        ends = await asyncio.gather(*(engine.stop(timeout_s) for engine in engines))
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        return all(ends)
 
 
 def _later(model: PooledModel) -> int:

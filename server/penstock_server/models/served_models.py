@@ -6,11 +6,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from penstock import EngineStatus
+from penstock import EngineStatus, Trouble
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.models.pooled_model import ModelInUse, PooledModel
 from penstock_server.protocol.errors import unavailable
 from penstock_server.settings.settings import Settings
+
+#: Seconds that engines have to end. Some write keys and values for so long as KVStore's CLOSE_S.
+STOP_S = 20.0
 
 
 class ServedModels(ABC):
@@ -50,6 +53,12 @@ class ServedModels(ABC):
         return ""
 
     @property
+    def trouble(self) -> Trouble | None:
+        """Why requests should go elsewhere, though a model is ready: its steps fail, or one hangs."""
+        engines = (model.engine for model in self.models if model.engine is not None)
+        return next((found for engine in engines if (found := engine.trouble) is not None), None)
+
+    @property
     @abstractmethod
     def status(self) -> EngineStatus:
         """Whether requests are taken: "ready" also while a request would have to wait for its model."""
@@ -59,8 +68,9 @@ class ServedModels(ABC):
         """Begins to load. Call start() on the event loop that will use the models."""
 
     @abstractmethod
-    async def stop(self) -> None:
-        """Ends all requests, and all engines."""
+    async def stop(self) -> bool:
+        """Ends all requests, and all engines. False: an engine has not ended in STOP_S, since a read hangs:
+        only the end of the process ends it."""
 
     @abstractmethod
     async def wait_until_ready(self) -> None:
@@ -110,8 +120,8 @@ class OneModel(ServedModels):
     def start(self) -> None:
         self._engine.start()
 
-    async def stop(self) -> None:
-        await self._engine.stop()
+    async def stop(self) -> bool:
+        return await self._engine.stop(STOP_S)
 
     async def wait_until_ready(self) -> None:
         await self._engine.wait_until_ready()

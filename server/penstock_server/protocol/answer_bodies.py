@@ -261,7 +261,8 @@ class ModelList(BaseModel):
 
 class Health(BaseModel):
     #: "waiting": requests wait for a machine that computes some of the layers (--nodes); `message` names it.
-    status: Literal["ok", "loading", "waiting", "draining", "dead", "stopped"]
+    #: "failing": the last step failed, "stuck": a step hangs; `message` says why.
+    status: Literal["ok", "loading", "waiting", "failing", "stuck", "draining", "dead", "stopped"]
     message: str | None = None
     #: While the model loads: the layers that are loaded, and all layers.
     loaded_layers: int | None = None

@@ -4,7 +4,8 @@ The port is bound before the model is loaded (listener.py), so that a port in us
 /health can tell the progress. While the model loads, a signal ends the process at once. Later, a signal ends
 the process when the running requests are answered or --shutdown-timeout is over, and a second signal ends it
 at once. A model that can't be loaded ends the process with an error. An engine that dies does so too, after
-its requests got an error."""
+its requests got an error. The process ends although a read of the engine hangs, as where a network file
+system has lost its server."""
 
 from __future__ import annotations
 
@@ -92,6 +93,8 @@ class _Server(uvicorn.Server):
         self._leaving: asyncio.Task[None] | None = None
         #: The error that kept the engine from loading or ended it.
         self.failure: EngineDead | None = None
+        #: Whether the engines have ended; otherwise their threads hang.
+        self.has_ended = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -156,12 +159,17 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # The engine stops first: that ends the answers for which clients still wait.
-        await self._models.stop()
+        self.has_ended = await self._models.stop()
         await super().shutdown(sockets)
         for task in (self._watch, self._leaving):
             if task is not None:
                 await task
         logger.info("stopped")
+        if not self.has_ended:
+            # Python would wait at its exit for threads that hang. Nothing is lost: what is kept is written
+            # before its record is.
+            logging.shutdown()
+            os._exit(1)
 
 
 def _tell(text: str) -> None:

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from fakes import FakeAsyncEngine
 from penstock.async_engine import EngineStatus
 from penstock.nodes.member import NodeStatus
+from penstock.step_watch import Trouble
 from penstock_server import __version__
 from penstock_server.api.app import create_app
 from penstock_server.facade.engine import ServedEngine
@@ -60,6 +61,20 @@ def test_draining_is_alive_but_not_ready(engine: FakeAsyncEngine) -> None:
         assert client.get("/health/live").status_code == 200
         refused = client.post("/v1/completions", json={"prompt": "x"})
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+
+
+@pytest.mark.parametrize("kind", ["failing", "stuck"])
+def test_steps_that_fail_or_hang(kind: Any, make_client: MakeClient) -> None:
+    """A router sends requests elsewhere, and nobody restarts the server: the disk would be the same."""
+    engine = FakeAsyncEngine()
+    engine.trouble = Trouble(kind, "why")
+    client = make_client(engine)
+    for path in READY:
+        answer = client.get(path)
+        assert (answer.status_code, answer.json()) == (503, {"status": kind, "message": "why"})
+    assert client.get("/health/live").status_code == 200
+    engine.trouble = None
+    assert client.get("/health/ready").status_code == 200
 
 
 def test_a_machine_that_is_away(make_client: MakeClient) -> None:

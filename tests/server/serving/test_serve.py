@@ -95,10 +95,11 @@ class Loading(FakeAsyncEngine):
     async def wait_until_ready(self) -> None:
         await asyncio.shield(self.loaded)
 
-    async def stop(self) -> None:
+    async def stop(self, timeout_s: float | None = None) -> bool:
         """Ends what runs, as the real one does."""
-        await super().stop()
+        has_ended = await super().stop()
         self.fail_all(EngineStopped("stopped"))
+        return has_ended
 
     def die(self) -> None:
         self.status = EngineStatus("dead", 4, 4, "a step failed badly")

@@ -23,6 +23,16 @@ NAN_IN_PROMPT = "the model computed NaN for a token of the prompt"
 NO_TEXT = "the tokenizer failed on the request's token ids; the log says how"
 
 
+def too_late(num_tokens: int) -> DeadlineExceeded:
+    """What a caller is told whose time is up after so many tokens of the answer."""
+    return DeadlineExceeded(f"the request's time was up after {num_tokens} tokens of the answer")
+
+
+def waited_too_long() -> QueueTimeout:
+    """What a caller is told whose request has not begun when it should have."""
+    return QueueTimeout("the request waited for a place in a step until its time was up")
+
+
 @dataclass(frozen=True)
 class RequestOutput:
     """What a request gained in one step."""
@@ -118,14 +128,9 @@ class Request:
         """What the caller is told if the request's time is up."""
         request = self.sequence.request
         if now >= request.finish_by:
-            num_output = self.sequence.num_output_tokens
-            return self._failed(
-                DeadlineExceeded(f"the request's time was up after {num_output} tokens of the answer")
-            )
+            return self._failed(too_late(self.sequence.num_output_tokens))
         if now >= request.start_by and not self.sequence.has_started:
-            return self._failed(
-                QueueTimeout("the request waited for a place in a step until its time was up")
-            )
+            return self._failed(waited_too_long())
         return None
 
     def _prompt_logprobs(self) -> PromptLogprobs:

@@ -90,6 +90,11 @@ class RequestTable:
         if request is not None:
             self._scheduler.finish(request.sequence, reason)
 
+    def has_started(self, request_id: str) -> bool:
+        """Whether a request has had a place in a step. Safe from any thread."""
+        request = self._requests.get(request_id)
+        return request is not None and request.sequence.has_started
+
     def expire(self, now: float) -> list[RequestOutput]:
         """End the requests whose time is up. `now` is of the same clock as their start_by and finish_by."""
         outputs = [output for request in self._requests.values() if (output := request.expire(now))]

@@ -167,10 +167,11 @@ class BlockManager:
         self.states.release(sequence)
 
     def forget_all(self) -> None:
-        """No block holds what it held, and none can be found. Sequences keep their tables until they are
-        released."""
+        """No block and no copy of a state holds what it held, and none can be found. Sequences keep their
+        tables until they are released."""
         self._copies.clear()
         self.prefix_cache.forget_all()
+        self.states.forget_all()
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
         """The copies (source, destination) that the step has to make before it writes, in this order. The

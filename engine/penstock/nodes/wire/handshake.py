@@ -22,7 +22,7 @@ from penstock.nodes.wire.channel import Channel
 from penstock.nodes.wire.frames import Frame, Kind, WireError
 
 #: The form of all messages. Another number is another form.
-PROTOCOL = 1
+PROTOCOL = 2
 _MAX_BYTES = 1 << 14
 #: What both sides must have in common: these differences are refused by name.
 _SAME = {"protocol": "protocol", "version": "version of Penstock", "code": "code that computes"}

@@ -117,6 +117,12 @@ class StatePool:
             self._pool.drop_key(slot)
             self._pool.disown(slot)
 
+    def forget_all(self) -> None:
+        """Between steps: no copy holds what it held, and none can be found."""
+        self._copies.clear()
+        for slot in range(self._pool.num_blocks):
+            self._pool.drop_key(slot)
+
     def end_step(self, is_computed: bool) -> None:
         """The step's copies can be found from now on, if the step was computed."""
         for slot, key in self._saves:
