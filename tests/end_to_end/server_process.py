@@ -30,6 +30,10 @@ class ServerProcess:
         self._reader = threading.Thread(target=lambda: list(self._lines_of_log()), daemon=True)
         self._reader.start()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def _lines_of_log(self) -> Iterator[str]:
         assert self._process.stderr is not None
         for line in self._process.stderr:

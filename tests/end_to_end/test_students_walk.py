@@ -126,7 +126,7 @@ def test_two_blanks_on_the_page(url: str, filled: str, open_page: OpenPage) -> N
 def ask(folder: Path, path: str, body: dict[str, Any]) -> Any:
     """An answer of the application of `penstock serve`, in this process."""
     settings = Settings(model=str(folder))
-    with TestClient(create_app(ServedEngine.of(settings), settings)) as client:
+    with TestClient(create_app(ServedEngine.of(settings), settings), base_url="http://localhost") as client:
         wait_until_ready(client)
         answer = client.post(path, json=body)
     assert answer.status_code == 200, answer.text
@@ -155,7 +155,7 @@ def test_soft_prompts_of_cpm2(cpm2_folder: Path, tmp_path: Path) -> None:
     ids = [twin.encode(piece) for piece in PIECES[:2]]
     around = [-1, -2, *ids[0], -3, -4, -5, *ids[1], -7]
     wanted = {"soft_prompt": "lcqmc", "temperature": 0, "min_tokens": 5, "max_tokens": 12}
-    with TestClient(create_app(ServedEngine.of(settings), settings)) as client:
+    with TestClient(create_app(ServedEngine.of(settings), settings), base_url="http://localhost") as client:
         wait_until_ready(client)
         found = [
             client.post("/v1/completions", json=wanted | {"prompt": prompt}).json()

@@ -56,7 +56,9 @@ def make_client() -> Iterator[MakeClient]:
         def make(engine: FakeAsyncEngine, **settings: Any) -> TestClient:
             fake: Any = engine
             app = create_app(ServedEngine(fake), Settings(**({"model": "tiny"} | settings)))
-            return stack.enter_context(TestClient(app, raise_server_exceptions=False))
+            return stack.enter_context(
+                TestClient(app, raise_server_exceptions=False, base_url="http://localhost")
+            )
 
         yield make
 

@@ -43,6 +43,14 @@ yes
 {{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
 {{- end -}}
 
+{{/* The names by which clients ask for the pods: the service's, the ingress's, and those of allowedHosts. */}}
+{{- define "penstock.hosts" -}}
+{{- $name := include "penstock.name" . -}}
+{{- $space := .Release.Namespace -}}
+{{- $own := list $name (printf "%s.%s" $name $space) (printf "%s.%s.svc" $name $space) (printf "%s.%s.svc.cluster.local" $name $space) -}}
+{{- concat $own .Values.ingress.hosts .Values.allowedHosts | uniq | join "," -}}
+{{- end -}}
+
 {{- define "penstock.isShared" -}}
 {{- if or (not .Values.persistence.enabled) .Values.persistence.existingClaim (has "ReadWriteMany" .Values.persistence.accessModes) -}}
 yes

@@ -11,6 +11,7 @@ from penstock_server.anthropic_api.message_bodies import MessageBody, MessageEve
 from penstock_server.anthropic_api.messages_format import MessagesFormat
 from penstock_server.anthropic_api.messages_request import MessagesRequest, PromptRequest
 from penstock_server.prompts.questions import count_tokens, read_chat, within_context
+from penstock_server.routing.body_route import BodyRoute
 from penstock_server.routing.checks import check_length, leave_out, require_json
 from penstock_server.routing.descriptions import errors_as, event_stream_of
 from penstock_server.routing.generation_routes import GenerationRoutes
@@ -18,7 +19,7 @@ from penstock_server.routing.generation_routes import GenerationRoutes
 
 class MessagesRoutes(GenerationRoutes):
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["anthropic"], responses=errors_as(MessageError))
+        router = APIRouter(tags=["anthropic"], responses=errors_as(MessageError), route_class=BodyRoute)
         takes_json = [Depends(require_json)]
         router.post(
             "/messages",

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from penstock.errors import CapacityError, CheckpointError, CheckpointNotFound, ConfigError
 from penstock_server.models.served_models import ServedModels
 from penstock_server.protocol.errors import ApiError
+from penstock_server.routing.body_route import BodyRoute
 from penstock_server.routing.checks import loaded_engine, require_json
 from penstock_server.routing.descriptions import ERRORS
 
@@ -42,7 +43,9 @@ class AdapterRoutes:
         self._models = models
 
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["adapters"], responses=ERRORS, dependencies=[Depends(require_json)])
+        router = APIRouter(
+            tags=["adapters"], responses=ERRORS, dependencies=[Depends(require_json)], route_class=BodyRoute
+        )
         for path, route in (("/load_lora_adapter", self.load), ("/unload_lora_adapter", self.unload)):
             router.post(path, response_class=PlainTextResponse)(route)
         return router

@@ -33,13 +33,16 @@ from penstock_server.api.page import page_routes
 from penstock_server.api.responses import ResponsesRoutes
 from penstock_server.api.tokenization import TokenizationRoutes
 from penstock_server.facade.engine import ServedEngine
+from penstock_server.facade.request_memory import request_memory_bytes
 from penstock_server.middleware.access import ApiKeys, read_keys
+from penstock_server.middleware.body_budget import BodyBudget
 from penstock_server.middleware.body_limit import BodyLimit
 from penstock_server.middleware.draining import Drain, DrainMiddleware
 from penstock_server.middleware.error_forms import ErrorForms
 from penstock_server.middleware.freed_memory import ReturnMemory
 from penstock_server.middleware.head_requests import HeadAsGet
-from penstock_server.middleware.path_prefix import PathPrefix
+from penstock_server.middleware.host_check import HostCheck, allowed_hosts
+from penstock_server.middleware.path_form import PathForm
 from penstock_server.middleware.rate_limit import RateLimit
 from penstock_server.middleware.request_context import RequestContext
 from penstock_server.models.served_models import OneModel, ServedModels
@@ -53,7 +56,7 @@ from penstock_server.prompts.text_thread import TextThread
 from penstock_server.protocol.answer_bodies import ChatCompletionChunk
 from penstock_server.protocol.errors import ApiError, api_error, routing_error
 from penstock_server.protocol.fill_bodies import FillChunk
-from penstock_server.routing.lenient import answer_without_unknown
+from penstock_server.routing.body_route import BodyReader
 from penstock_server.routing.responder import Responder
 from penstock_server.settings.settings import Settings
 from penstock_server.telemetry.metrics import RequestMetrics
@@ -89,6 +92,7 @@ def create_app(
     metrics = RequestMetrics(models)
     texts = TextThread()
     responder = Responder(settings, metrics)
+    bodies = BodyReader(settings.max_request_size, settings.lenient)
     endpoint = settings.otlp_traces_endpoint
     tracer = RequestTracer(endpoint, models.names[0]) if endpoint else None
 
@@ -100,12 +104,15 @@ def create_app(
         finally:
             await models.stop()
             texts.close()
+            bodies.close()
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
 
     # FastAPI's documentation pages are off: they load scripts from other servers, and those scripts could
     # read the API key that our page keeps.
     app = FastAPI(title="Penstock", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.bodies = bodies
+    app.router.redirect_slashes = False
     operations = OperationRoutes(models, metrics, lambda: drain.is_draining, lambda: drain.num_open).router()
     app.include_router(operations)
     paths = [route.path for route in operations.routes if isinstance(route, Route)]
@@ -113,7 +120,7 @@ def create_app(
     if settings.ui:
         app.router.routes.extend(page_routes())
 
-    _answer_errors(app, paths, settings.lenient)
+    _answer_errors(app, paths)
     _add_layers(app, settings, metrics, drain, tracer)
     app.servers = [{"url": settings.root_path}] if settings.root_path else []
     _describe_chunks(app)
@@ -150,13 +157,10 @@ def _add_apis(
     return paths
 
 
-def _answer_errors(app: FastAPI, paths: Sequence[str], is_lenient: bool) -> None:
-    """Errors become answers in OpenAI's form; for an unknown path, the answer names similar `paths`.
-    is_lenient: a request with unknown fields is answered without them."""
+def _answer_errors(app: FastAPI, paths: Sequence[str]) -> None:
+    """Errors become answers in OpenAI's form; for an unknown path, the answer names similar `paths`."""
 
     async def answer_error(request: Request, error: Exception) -> Response:
-        if is_lenient and (answer := answer_without_unknown(request, error)) is not None:
-            return answer
         if isinstance(error, HTTPException) and not isinstance(error, ApiError):
             error = routing_error(error, request.method, request.scope["path"], paths)
         return api_error(error).response()
@@ -172,7 +176,10 @@ def _add_layers(
     app.add_middleware(HeadAsGet)
     app.add_middleware(ReturnMemory)
     app.add_middleware(
-        BodyLimit, max_bytes=settings.max_request_size, timeout_s=settings.request_body_timeout
+        BodyLimit,
+        max_bytes=settings.max_request_size,
+        timeout_s=settings.request_body_timeout,
+        budget=BodyBudget(request_memory_bytes(settings)),
     )
     if settings.rate_limit_requests or settings.rate_limit_tokens:
         app.add_middleware(
@@ -191,11 +198,11 @@ def _add_layers(
             allow_headers=("*",),
             expose_headers=_EXPOSED_HEADERS,
         )
+    app.add_middleware(HostCheck, allowed=allowed_hosts(settings))
     limits = TimeLimits(settings.queue_timeout or None, settings.request_timeout or None)
     app.add_middleware(RequestContext, metrics=metrics.http, tracer=tracer, limits=limits)
     app.add_middleware(ErrorForms, forms=_ERROR_FORMS)
-    if settings.root_path:
-        app.add_middleware(PathPrefix, prefix=settings.root_path)
+    app.add_middleware(PathForm, prefix=settings.root_path)
 
 
 def _describe_chunks(app: FastAPI) -> None:

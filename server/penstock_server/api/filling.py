@@ -9,6 +9,7 @@ from penstock_server.answers.fill_format import FillFormat, SpanReader
 from penstock_server.prompts.filling import read_fill
 from penstock_server.prompts.inputs import refuse_long_text
 from penstock_server.protocol.fill_bodies import FillAnswer, FillChunk, FillRequest
+from penstock_server.routing.body_route import BodyRoute
 from penstock_server.routing.checks import require_json
 from penstock_server.routing.descriptions import ERRORS, event_stream_of
 from penstock_server.routing.generation_routes import GenerationRoutes
@@ -16,7 +17,7 @@ from penstock_server.routing.generation_routes import GenerationRoutes
 
 class FillRoutes(GenerationRoutes):
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["penstock"], responses=ERRORS)
+        router = APIRouter(tags=["penstock"], responses=ERRORS, route_class=BodyRoute)
         router.post(
             "/fill",
             response_model=FillAnswer,

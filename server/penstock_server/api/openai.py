@@ -17,6 +17,7 @@ from penstock_server.prompts.questions import read_chat, read_completion
 from penstock_server.protocol.answer_bodies import ChatCompletion, ChatCompletionChunk, Completion
 from penstock_server.protocol.generation_fields import GenerationFields
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
+from penstock_server.routing.body_route import BodyRoute
 from penstock_server.routing.checks import require_json
 from penstock_server.routing.descriptions import ERRORS, event_stream_of
 from penstock_server.routing.generation_routes import GenerationRoutes
@@ -24,7 +25,7 @@ from penstock_server.routing.generation_routes import GenerationRoutes
 
 class OpenAIRoutes(GenerationRoutes):
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["openai"], responses=ERRORS)
+        router = APIRouter(tags=["openai"], responses=ERRORS, route_class=BodyRoute)
         for path, route, answer, chunk in (
             ("/completions", self.completions, Completion, Completion),
             ("/chat/completions", self.chat_completions, ChatCompletion, ChatCompletionChunk),

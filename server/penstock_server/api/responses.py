@@ -12,6 +12,7 @@ from penstock_server.answers.responses_format import ResponseEvent, ResponseObje
 from penstock_server.prompts.questions import read_input, read_response
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.responses_request import ResponsesRequest
+from penstock_server.routing.body_route import BodyRoute
 from penstock_server.routing.checks import check_length, leave_out, note_ignored, require_json
 from penstock_server.routing.descriptions import ERRORS, event_stream_of
 from penstock_server.routing.generation_routes import GenerationRoutes
@@ -24,7 +25,7 @@ class InputTokens(BaseModel):
 
 class ResponsesRoutes(GenerationRoutes):
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["responses"], responses=ERRORS)
+        router = APIRouter(tags=["responses"], responses=ERRORS, route_class=BodyRoute)
         takes_json = [Depends(require_json)]
         stream: dict[int | str, dict[str, Any]] = {200: event_stream_of(ResponseEvent.__name__, last=None)}
         router.post("/responses", response_model=ResponseObject, dependencies=takes_json, responses=stream)(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi.routing import APIRoute
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock_server.routing.body_route import BodyRoute
 
-class JsonRoute(APIRoute):
+
+class JsonRoute(BodyRoute):
     """Requests that a web page makes keep their content type: a page of another origin may send forms without
     being asked for its origin, and a content type that no form has stops it."""
 

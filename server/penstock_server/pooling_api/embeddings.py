@@ -16,6 +16,7 @@ from penstock_server.pooling_api.embedding_bodies import (
     PooledUsage,
 )
 from penstock_server.prompts.pooled_texts import TextRules, read_texts
+from penstock_server.routing.body_route import BodyRoute
 from penstock_server.routing.checks import require_json
 from penstock_server.routing.descriptions import ERRORS
 from penstock_server.routing.generation_routes import GenerationRoutes
@@ -23,7 +24,9 @@ from penstock_server.routing.generation_routes import GenerationRoutes
 
 class EmbeddingRoutes(GenerationRoutes):
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["openai"], responses=ERRORS, dependencies=[Depends(require_json)])
+        router = APIRouter(
+            tags=["openai"], responses=ERRORS, dependencies=[Depends(require_json)], route_class=BodyRoute
+        )
         router.post("/embeddings", response_model=EmbeddingList)(self.embed)
         return router
 

@@ -71,7 +71,6 @@ _VALIDATION_CODES = {
     "extra_forbidden": "unknown_parameter",
     "missing": "missing_required_parameter",
     "unsupported_parameter": "unsupported_parameter",
-    "json_invalid": "invalid_json",
 }
 
 
@@ -228,25 +227,10 @@ def _last_word(path: str) -> str:
 
 def _from_router(error: HTTPException) -> ApiError:
     status = error.status_code
-    message = _unread_body(error.__cause__) or error.detail if status == 400 else error.detail
+    message = error.detail
     if message == HTTPStatus(status).phrase:
         message = f"{status} {message}"
     return ApiError(status, message, code=_ROUTER_CODES.get(status), headers=error.headers)
-
-
-def _unread_body(cause: BaseException | None) -> str | None:
-    """Why FastAPI could not read a body as JSON, where its own message does not tell."""
-    match cause:
-        case UnicodeDecodeError():
-            return (
-                f"The body is not text in {cause.encoding.upper()} (byte {cause.start}); send JSON in UTF-8."
-            )
-        case RecursionError():
-            return "The body is not JSON that can be read: it is nested too deeply."
-        case ValueError():  # a number with too many digits
-            return f"The body is not JSON that can be read: {cause}."
-        case _:
-            return None
 
 
 def _from_validation(error: RequestValidationError) -> ApiError:
@@ -269,8 +253,6 @@ def _from_validation(error: RequestValidationError) -> ApiError:
 def _message(error: dict[str, Any]) -> str:
     """pydantic's own message, except where that says too little."""
     match error:
-        case {"type": "json_invalid", "loc": (*_, int(position)), "ctx": {"error": reason}}:
-            return f"The body is not JSON: {reason} (character {position})."
         case {"type": "missing", "loc": ("body",)}:
             return "The request has no body; send a JSON object."
         case {"type": "extra_forbidden"}:
@@ -287,8 +269,6 @@ def _field(error: dict[str, Any], body: Any) -> str | None:
     """
     if "param" in error.get("ctx", {}):
         return str(error["ctx"]["param"])
-    if error["type"] == "json_invalid":
-        return None
     path = list(_steps(error["loc"][1:], body))
     if error["type"] == "missing" and len(error["loc"]) > 1:
         path.append(str(error["loc"][-1]))

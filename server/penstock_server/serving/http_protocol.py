@@ -1,4 +1,4 @@
-"""uvicorn's HTTP connections, with a time limit for the head of a request."""
+"""uvicorn's HTTP connections, with limits for the time and size of a request's head."""
 
 from __future__ import annotations
 
@@ -10,14 +10,27 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 # uvicorn has two protocols and takes one by what is installed; both have the same methods.
 _Protocol: Any = AutoHTTPProtocol
 
+#: The most bytes of a request's first line and headers. Other servers take 8 to 64 KiB.
+MAX_HEAD_BYTES = 1 << 16
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
 
 def http_protocol(head_timeout_s: float) -> type[asyncio.Protocol]:
     """A protocol that closes a connection if no complete head of a request has come `head_timeout_s` after
-    the connection began or after the last answer; 0 is no limit. (uvicorn itself closes only connections that
-    are silent after an answer.)"""
+    the connection began or after the last answer (0 is no limit), or if a head is larger than MAX_HEAD_BYTES.
+    (uvicorn itself closes only connections that are silent after an answer, and httptools collects a head
+    without end.)"""
 
     class HTTPProtocol(_Protocol):  # type: ignore[misc]
         _timer: asyncio.TimerHandle | None = None
+        _num_head_bytes = 0
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._num_head_bytes = self._num_head_bytes + len(data) if self._expects_head else 0
+            if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.transport.write(_TOO_LARGE)
+                self.transport.close()
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
@@ -40,8 +53,12 @@ def http_protocol(head_timeout_s: float) -> type[asyncio.Protocol]:
             if self._timer is not None:
                 self._timer.cancel()
 
+        @property
+        def _expects_head(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete
+
         def _end_if_idle(self) -> None:
-            if self.cycle is None or self.cycle.response_complete:
+            if self._expects_head:
                 self.transport.close()
 
     return HTTPProtocol

@@ -38,6 +38,7 @@ from penstock_server.models.pooled_model import engine_of
 from penstock_server.models.served_models import ServedModels
 from penstock_server.protocol.errors import ApiError, api_error
 from penstock_server.serving import systemd
+from penstock_server.serving.accepting import accept
 from penstock_server.serving.http_protocol import http_protocol
 from penstock_server.settings.settings import Settings
 from penstock_server.telemetry import logs
@@ -91,14 +92,26 @@ class _Server(uvicorn.Server):
         self._is_leaving = False
         self._watch: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
+        self._accepting: list[asyncio.Task[None]] = []
         #: The error that kept the engine from loading or ended it.
         self.failure: EngineDead | None = None
         #: Whether the engines have ended; otherwise their threads hang.
         self.has_ended = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])  # uvicorn would have asyncio take connections
+        self._accepting = [
+            asyncio.create_task(accept(each, self._protocol, self.config.ssl)) for each in sockets or ()
+        ]
         self._watch = asyncio.create_task(self._watch_engine())
+
+    def _protocol(self) -> asyncio.Protocol:
+        """The protocol of a new connection, as uvicorn makes it."""
+        kind: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = kind(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
 
     async def _watch_engine(self) -> None:
         """Announces that the model is ready. Ends the process if the model can't be loaded, if the engine
@@ -160,6 +173,8 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # The engine stops first: that ends the answers for which clients still wait.
         self.has_ended = await self._models.stop()
+        for accepting in self._accepting:
+            accepting.cancel()
         await super().shutdown(sockets)
         for task in (self._watch, self._leaving):
             if task is not None:

@@ -455,6 +455,15 @@ class Settings(NodesSettings):
         parse=parse_list,
         metavar="ORIGIN",
     )
+    allowed_host: tuple[str, ...] = setting(
+        "security",
+        "name by which clients may ask for the server (the header Host), beside localhost, addresses, --host "
+        "and the names in --allowed-origin: such as llm.example.org, or .example.org for all names below it; "
+        "* is every name; may be given several times",
+        (),
+        parse=parse_list,
+        metavar="NAME",
+    )
     ssl_certfile: Path | None = setting(
         "security", "certificate (PEM, with its chain); the server speaks https", parse=Path, metavar="FILE"
     )
@@ -468,6 +477,14 @@ class Settings(NodesSettings):
     )
     max_request_size: int = setting(
         "limits", "largest request body", 16 * 2**20, parse=parse_bytes, metavar="SIZE"
+    )
+    request_memory: int | None = setting(
+        "limits",
+        "memory for the bodies of all requests that are on their way or being answered, as they come and as "
+        "they are read; further ones get a 503; default: 1/32 of the machine's, and at least four "
+        "times --max-request-size",
+        parse=parse_bytes,
+        metavar="SIZE",
     )
     rate_limit_requests: int = setting(
         "limits",

@@ -45,7 +45,7 @@ def client(folder: Path) -> Iterator[TestClient]:
         model=str(folder / "tiny"), lora=(f"poet={folder / 'a'}",), lora_memory=1 << 20, max_model_len=128,
         allow_runtime_lora_updating=True,
     )  # fmt: skip
-    with TestClient(create_app(ServedEngine.of(settings), settings)) as client:
+    with TestClient(create_app(ServedEngine.of(settings), settings), base_url="http://localhost") as client:
         wait_until_ready(client)
         yield client
 
@@ -152,7 +152,9 @@ def test_what_can_not_be_loaded(client: TestClient, folder: Path, tmp_path: Path
 def test_without_the_setting_there_are_no_routes(folder: Path) -> None:
     settings = Settings(model=str(folder / "tiny"), lora=(f"poet={folder / 'a'}",))
     engine = ServedEngine.of(settings)
-    client = TestClient(create_app(engine, settings))  # nothing is started, so that the model is loading
+    client = TestClient(
+        create_app(engine, settings), base_url="http://localhost"
+    )  # nothing is started, so that the model is loading
     body = {"lora_name": "x", "lora_path": "y"}
     assert client.post("/v1/load_lora_adapter", json=body).status_code == 404
     assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["tiny", "poet"]

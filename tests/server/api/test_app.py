@@ -22,7 +22,7 @@ def test_the_app_starts_and_stops_the_engine(engine: FakeAsyncEngine) -> None:
     fake: Any = engine
     app = create_app(ServedEngine(fake), Settings(model="tiny"))
     assert not engine.is_started
-    with TestClient(app):
+    with TestClient(app, base_url="http://localhost"):
         assert engine.is_started and not engine.is_stopped
     assert engine.is_stopped
 
@@ -146,7 +146,11 @@ async def test_a_client_that_leaves_frees_all_its_choices(
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"host", b"test"), (b"origin", b"http://a")],
+        "headers": [
+            (b"content-type", b"application/json"),
+            (b"host", b"localhost"),
+            (b"origin", b"http://a"),
+        ],
     }
     with caplog.at_level(logging.INFO, "penstock_server.middleware.request_context"):
         await app(scope, client.receive, client.send)

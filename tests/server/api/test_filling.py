@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cpm2(folder: Path) -> Iterator[TestClient]:
     engine = ServedEngine(AsyncEngine(lambda report: Engine.load(folder)))
-    with TestClient(create_app(engine, Settings(model="cpm-2"))) as client:
+    with TestClient(create_app(engine, Settings(model="cpm-2")), base_url="http://localhost") as client:
         wait_until_ready(client)
         yield client
 
@@ -57,7 +57,7 @@ def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     tokenizer.add_tokens(["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], special_tokens=True)
     tokenizer.save_pretrained(folder)
     engine = ServedEngine(AsyncEngine(lambda report: Engine.load(folder)))
-    with TestClient(create_app(engine, Settings(model="coder"))) as client:
+    with TestClient(create_app(engine, Settings(model="coder")), base_url="http://localhost") as client:
         wait_until_ready(client)
         yield client
 

@@ -53,7 +53,9 @@ def test_dead(make_client: MakeClient, path: str) -> None:
 def test_draining_is_alive_but_not_ready(engine: FakeAsyncEngine) -> None:
     fake: Any = engine
     drain = Drain()
-    with TestClient(create_app(ServedEngine(fake), Settings(model="tiny"), drain)) as client:
+    with TestClient(
+        create_app(ServedEngine(fake), Settings(model="tiny"), drain), base_url="http://localhost"
+    ) as client:
         drain.begin(unavailable("The server is shutting down.", "shutting_down"))
         for path in READY:
             answer = client.get(path)
@@ -95,7 +97,9 @@ def test_a_machine_that_is_away(make_client: MakeClient) -> None:
 def test_load_counts_what_is_being_answered(engine: FakeAsyncEngine) -> None:
     fake: Any = engine
     drain = Drain()
-    with TestClient(create_app(ServedEngine(fake), Settings(model="tiny"), drain)) as client:
+    with TestClient(
+        create_app(ServedEngine(fake), Settings(model="tiny"), drain), base_url="http://localhost"
+    ) as client:
         assert client.get("/load").json() == {"server_load": 0}
         drain.enter()
         assert client.get("/load").json() == {"server_load": 1}

@@ -12,6 +12,7 @@ import pytest
 from fakes import FakeAsyncEngine
 from penstock_server.api.app import create_app
 from penstock_server.facade.engine import ServedEngine
+from penstock_server.middleware.body_budget import BodyBudget
 from penstock_server.middleware.body_limit import BodyLimit
 from penstock_server.settings.settings import Settings
 
@@ -122,7 +123,7 @@ async def test_a_slow_client_is_no_slow_body(monkeypatch: pytest.MonkeyPatch) ->
         seen.append(await receive())
 
     scope = {"type": "http", "headers": []}
-    await BodyLimit(answer, max_bytes=100, timeout_s=3600)(scope, receive, _ignore)
+    await BodyLimit(answer, max_bytes=100, timeout_s=3600, budget=BodyBudget(1000))(scope, receive, _ignore)
     assert seen == messages
 
 

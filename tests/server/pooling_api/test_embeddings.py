@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def serve(folder: Path, **settings: Any) -> Iterator[TestClient]:
     config = EngineConfig(**{"num_threads": 1} | settings)
     engine = ServedEngine(AsyncEngine(lambda report: Engine.load(folder, config)))
-    with TestClient(create_app(engine, Settings(model="tiny"))) as client:
+    with TestClient(create_app(engine, Settings(model="tiny")), base_url="http://localhost") as client:
         wait_until_ready(client)
         yield client
 
@@ -50,7 +50,7 @@ def client(folder: Path) -> Iterator[TestClient]:
 @pytest.fixture
 def package(client: TestClient) -> openai.OpenAI:
     """The openai package over the server."""
-    return openai.OpenAI(api_key="-", base_url="http://testserver/v1", http_client=client, max_retries=0)
+    return openai.OpenAI(api_key="-", base_url="http://localhost/v1", http_client=client, max_retries=0)
 
 
 def ask(client: TestClient, **body: Any) -> Any:

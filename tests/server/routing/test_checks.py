@@ -19,7 +19,7 @@ from ..models.pools import Fakes
 def several(fakes: Fakes, pool: dict[str, Any] | None = None, **settings: Any) -> Iterator[TestClient]:
     """A server with the models a and b, of which a is loaded."""
     app = create_app(fakes.pool("a", "b", **pool or {}), Settings(model="a", **settings))
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with TestClient(app, raise_server_exceptions=False, base_url="http://localhost") as client:
         while client.get("/health").status_code != 200:
             pass
         yield client

@@ -73,7 +73,9 @@ def collector() -> Iterator[Collector]:
 def client_of(collector: Collector, engine: FakeAsyncEngine) -> TestClient:
     fake: Any = engine
     settings = Settings(model="tiny", otlp_traces_endpoint=collector.url)
-    return TestClient(create_app(ServedEngine(fake), settings), raise_server_exceptions=False)
+    return TestClient(
+        create_app(ServedEngine(fake), settings), raise_server_exceptions=False, base_url="http://localhost"
+    )
 
 
 def values(attributes: Any) -> dict[str, Any]:

@@ -215,7 +215,7 @@ def client(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Test
     app = create_app(
         ServedEngine(AsyncEngine(lambda report: Engine.load(model_folder))), Settings(model="tiny")
     )
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         wait_until_ready(client)
         yield client
 

@@ -1,4 +1,5 @@
-"""Behind a proxy that leaves its own part of a path in: the same answers, the same doors shut."""
+"""Behind a proxy that leaves its own part of a path in, and with a slash at the end: the same answers, the
+same doors shut."""
 
 from __future__ import annotations
 
@@ -42,10 +43,22 @@ def test_what_the_page_and_the_documentation_find(make_client: MakeClient, engin
     client = make_client(engine, root_path="/llm")
     answer = client.get("/llm", follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (307, "/llm/")
-    for path in ("/llm/version/?x=1", "/version/?x=1"):
-        answer = client.get(path, follow_redirects=False)
-        assert (answer.status_code, answer.headers["location"]) == (307, "http://testserver/llm/version?x=1")
     assert client.get("/llm/openapi.json").json()["servers"] == [{"url": "/llm"}]
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+def test_a_slash_at_the_end_changes_nothing(
+    make_client: MakeClient, engine: FakeAsyncEngine, prefix: str
+) -> None:
+    """Nobody is sent elsewhere: the place would have the name in the request's Host."""
+    client = make_client(engine, root_path=prefix, api_key=("one",))
+    key = {"X-Api-Key": "one", "Host": "127.0.0.1:1"}
+    answer = client.post(f"{prefix}/v1/completions/", json={"prompt": "Hi"}, headers=key)
+    assert answer.json()["choices"][0]["text"] == "Hello!" and not answer.history
+    for path, status in (("/v1/models/", 200), ("/health/", 200), ("/v1/models//", 404)):
+        answer = client.get(f"{prefix}{path}", headers=key, follow_redirects=False)
+        assert (path, answer.status_code) == (path, status) and "location" not in answer.headers
+    assert client.get(f"{prefix}/v1/models/").status_code == 401
 
 
 @pytest.mark.parametrize("text", ["llm", "/a//b", "/a?b", "/ä", "http://x/"])

@@ -1,0 +1,115 @@
+"""Wrong bodies end at their first mistakes; right ones are what pydantic alone makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from penstock_server.anthropic_api.messages_request import MessagesRequest
+from penstock_server.ollama_api.requests import ChatRequest
+from penstock_server.protocol.body_validator import MAX_MEMBERS, MAX_UNKNOWN, BodyValidator
+from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
+from penstock_server.protocol.responses_request import ResponsesRequest
+
+MESSAGE = {"role": "user", "content": "Hi"}
+
+
+def mistakes(kind: type[BaseModel], body: Any) -> list[tuple[str, str]]:
+    """(type, dotted place) of all errors."""
+    with pytest.raises(ValidationError) as refused:
+        BodyValidator(kind).validate(body)
+    return [(each["type"], ".".join(map(str, each["loc"]))) for each in refused.value.errors()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "expected"),
+    [
+        (CompletionRequest, {"prompt": "x", "stop_token_ids": [""] * 9}, ("int_type", "stop_token_ids.0")),
+        (CompletionRequest, {"prompt": "x", "allowed_token_ids": [1, -1, -1]},
+         ("greater_than_equal", "allowed_token_ids.1")),
+        (CompletionRequest, {"prompt": [["x"]] * 9}, ("int_type", "prompt.token_id_lists.0.0")),
+        (ChatCompletionRequest, {"messages": [MESSAGE, {"role": "user"}, {"role": "user"}]},
+         ("missing_content", "messages.1")),
+        (ChatCompletionRequest, {"messages": [MESSAGE | {"content": [{}] * 9}]},
+         ("missing", "messages.0.content.list.0.type")),
+        (ResponsesRequest, {"input": "x", "tools": [{"type": 1}] * 9}, None),
+        (MessagesRequest, {"max_tokens": 1, "messages": [{"role": "x", "content": "y"}] * 9},
+         ("literal_error", "messages.0.role")),
+        (ChatRequest, {"model": "m", "messages": [{}] * 9}, ("missing", "messages.0.role")),
+    ],
+)  # fmt: skip
+def test_a_list_ends_with_its_first_wrong_item(
+    kind: type[BaseModel], body: Any, expected: tuple[str, str] | None
+) -> None:
+    found = mistakes(kind, body)
+    assert len(found) <= 3
+    if expected is not None:
+        assert found == [expected]
+
+
+def test_objects_with_far_too_many_members() -> None:
+    many = {f"a{number}": "x" for number in range(5000)}
+    assert mistakes(CompletionRequest, {"prompt": "x"} | many) == [("too_long", "")]
+    assert mistakes(CompletionRequest, {"prompt": "x", "logit_bias": many}) == [("too_long", "logit_bias")]
+    assert mistakes(ResponsesRequest, {"input": "x", "metadata": many}) == [("too_long", "metadata")]
+    kwargs = {"messages": [MESSAGE], "chat_template_kwargs": many}
+    assert mistakes(ChatCompletionRequest, kwargs) == [("too_long", "chat_template_kwargs")]
+    assert mistakes(ChatCompletionRequest, {"messages": [MESSAGE | many]}) == [("too_long", "messages.0")]
+    assert (
+        len(mistakes(CompletionRequest, {"prompt": "x"} | dict([*many.items()][:MAX_UNKNOWN]))) == MAX_UNKNOWN
+    )
+
+
+def test_what_holds_any_json_has_no_such_limit() -> None:
+    many = {f"a{number}": {"type": "string"} for number in range(2 * MAX_MEMBERS)}
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": many}},
+    }
+    body, unknown = BodyValidator(ChatCompletionRequest).validate({"messages": [MESSAGE], "tools": [tool]})
+    assert body.tools is not None and body.tools[0].function.parameters is not None
+    assert body.tools[0].function.parameters["properties"] == many and not unknown
+    assert BodyValidator(CompletionRequest).validate({"prompt": "x", "metadata": many})[0].metadata == many
+
+
+def test_right_bodies_are_what_pydantic_makes_of_them() -> None:
+    body = {
+        "messages": [MESSAGE] * 4096,
+        "logit_bias": {str(each): 1 for each in range(1024)},
+        "stop": ["a"] * 64,
+    }
+    assert BodyValidator(ChatCompletionRequest).validate(body)[0] == ChatCompletionRequest.model_validate(
+        body
+    )
+    ids = {"prompt": [*range(100_000)], "stop_token_ids": [*range(100_000)]}
+    assert BodyValidator(CompletionRequest).validate(ids)[0] == CompletionRequest.model_validate(ids)
+
+
+def test_unknown_fields_are_taken_out_where_the_server_is_lenient() -> None:
+    message = MESSAGE | {"content": [{"type": "text", "text": "Hi", "x": 1}], "y": {}}
+    tool = {"type": "function", "function": {"name": "f", "z": 1}}
+    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}, "v": 1}}
+    known = {"messages": [MESSAGE | {"content": [{"type": "text", "text": "Hi"}]}], "response_format": schema}
+    body = {"messages": [message], "tools": [tool], "response_format": schema, "made_up": [1]}
+    with pytest.raises(ValidationError):
+        BodyValidator(ChatCompletionRequest).validate(body)
+    found, unknown = BodyValidator(ChatCompletionRequest).validate(body, is_lenient=True)
+    assert unknown == [
+        "made_up", "messages.0.content.0.x", "messages.0.y", "response_format.json_schema.v",
+        "tools.0.function.z",
+    ]  # fmt: skip
+    del schema["json_schema"]["v"], tool["function"]["z"]  # type: ignore[attr-defined]
+    expected = ChatCompletionRequest.model_validate(known | {"tools": [tool]})
+    assert found.model_dump() == expected.model_dump() and found == expected
+    with pytest.raises(ValidationError):
+        BodyValidator(ChatCompletionRequest).validate(body | {"temperature": "hot"}, is_lenient=True)
+
+
+def test_tools_of_other_kinds_keep_their_members() -> None:
+    tool = {"type": "web_search", "user_location": {"city": "Paris"}}
+    body, unknown = BodyValidator(ResponsesRequest).validate(
+        {"input": "x", "tools": [tool], "made_up": 1}, is_lenient=True
+    )
+    assert unknown == ["made_up"] and body.tools is not None and body.tools[0].model_dump() == tool
