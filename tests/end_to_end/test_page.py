@@ -460,6 +460,131 @@ def test_on_a_phone_one_panel_lies_over_the_conversation(open_page: OpenPage) ->
         expect(page.get_by_role("button", name="Settings")).to_be_focused()
 
 
+SAFARI = "new KeyboardEvent('keydown', {key, keyCode: 229, bubbles: true, cancelable: true})"
+COMPOSING = "new KeyboardEvent('keydown', {key, isComposing: true, bubbles: true, cancelable: true})"
+
+
+@pytest.mark.parametrize("event", [SAFARI, COMPOSING])
+def test_keys_of_an_input_method_are_its_own(open_page: OpenPage, event: str) -> None:
+    """Enter confirms a word, Escape drops it: nothing is sent, stopped, renamed or closed."""
+
+    def press(place: Any, key: str) -> None:
+        place.evaluate(f"(place, key) => place.dispatchEvent({event})", key)
+
+    end = asyncio.Event()
+    with serving(FakeAsyncEngine(lambda prompt, params: ["Half", end])) as url:
+        page = open_page(url)
+        prompt = page.get_by_label("Message", exact=True)
+        prompt.fill("\u4f60")
+        press(prompt, "Enter")
+        assert page.locator(".message").count() == 0 and prompt.input_value() == "\u4f60"
+        prompt.press("Enter")
+        expect(answer(page).locator(".body")).to_have_text("Half")
+        press(prompt, "Escape")
+        expect(page.get_by_role("button", name="Stop")).to_be_visible()
+        end.set()
+        wait_until_done(page)
+        page.get_by_role("button", name="Edit and send again").click()
+        edit = page.get_by_label("Edit the message")
+        for key in ("Enter", "Escape"):
+            press(edit, key)
+        expect(edit).to_be_visible()
+        edit.press("Escape")
+        expect(edit).to_have_count(0)
+        page.get_by_role("button", name="Rename").click()
+        name = page.get_by_label("Name", exact=True)
+        for key in ("Enter", "Escape"):
+            press(name, key)
+        expect(name).to_be_focused()
+        name.press("Escape")
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("System prompt").focus()
+        press(page.get_by_label("System prompt"), "Escape")
+        expect(page.get_by_role("complementary")).to_be_visible()
+        page.get_by_role("radio", name="Completion").check()
+        paper = page.get_by_label("Text to complete")
+        paper.fill("x")
+        paper.evaluate(
+            f"(place, key) => place.dispatchEvent({event.replace('key,', 'key, ctrlKey: true,')})", "Enter"
+        )
+        expect(page.get_by_role("button", name="Complete")).to_be_visible()
+        assert len(page.locator("#paper[readonly]").all()) == 0
+
+
+def test_escape_closes_the_settings(open_page: OpenPage) -> None:
+    end = asyncio.Event()
+    with serving(FakeAsyncEngine(lambda prompt, params: ["Half ", end, "whole"])) as url:
+        page = open_page(url)
+        settings, toggle = page.get_by_role("complementary"), page.get_by_role("button", name="Settings")
+        toggle.click()
+        page.get_by_label("System prompt").fill("Be kind")
+        page.keyboard.press("Escape")
+        expect(settings).to_be_hidden()
+        expect(toggle).to_be_focused()
+        toggle.click()
+        expect(page.get_by_label("System prompt")).to_have_value("Be kind")
+        page.get_by_label("Message", exact=True).focus()
+        page.keyboard.press("Escape")
+        expect(settings).to_be_hidden()
+        # Escape stops an answer, unless the reader is in the settings.
+        say(page, "Hello")
+        expect(answer(page).locator(".body")).to_have_text("Half")
+        toggle.click()
+        page.get_by_label("Top k", exact=True).focus()
+        page.keyboard.press("Escape")
+        expect(settings).to_be_hidden()
+        expect(page.get_by_role("button", name="Stop")).to_be_visible()
+        page.locator(".term").first.click()
+        page.keyboard.press("Escape")  # closes the explanation alone
+        expect(page.locator("#explanation")).to_be_hidden()
+        expect(page.get_by_role("button", name="Stop")).to_be_visible()
+        toggle.click()
+        page.get_by_label("Message", exact=True).focus()
+        page.keyboard.press("Escape")
+        wait_until_done(page)
+        expect(settings).to_be_visible()
+        end.set()
+
+
+#: Hands files to the page by "paste" or "drop", with a text beside them if there is one; true: the browser
+#: would do what it does with them by itself.
+GIVE = """(place, [kind, files, text]) => {
+  const data = new DataTransfer();
+  for (const [name, type, content] of files) data.items.add(new File([content], name, { type }));
+  if (text) data.setData("text/plain", text);
+  const options = { bubbles: true, cancelable: true };
+  const event = kind === "paste"
+    ? new ClipboardEvent("paste", { ...options, clipboardData: data })
+    : new DragEvent("drop", { ...options, dataTransfer: data });
+  return place.dispatchEvent(event);
+}"""
+
+
+def test_why_a_picture_does_not_come(open_page: OpenPage) -> None:
+    picture, text = ["shot.png", "image/png", "x"], ["a.txt", "text/plain", "hello"]
+    with serving(FakeAsyncEngine()) as url:
+        page = open_page(url)
+        notice, attached = page.locator("#notice"), page.locator("#attached li")
+        for place in ("#prompt", ".bar"):
+            for kind in ("paste", "drop"):
+                assert not page.locator(place).evaluate(GIVE, [kind, [picture], ""])
+                expect(notice).to_contain_text("shot.png is a picture")
+                assert not page.locator(place).evaluate(GIVE, [kind, [text, ["b.bin", "", "\0"]], ""])
+                expect(notice).to_contain_text("b.bin is no text")
+                expect(attached).to_have_count(1)
+                page.get_by_role("button", name="Remove a.txt").click()
+        # Office programs give a picture of a text beside the text: the text is pasted.
+        assert page.locator("#prompt").evaluate(GIVE, ["paste", [picture], "a table"])
+        assert page.locator("#prompt").evaluate(GIVE, ["paste", [], "plain"])
+        assert not page.locator("#prompt").evaluate(GIVE, ["drop", [["photo.HEIC", "", "x"]], ""])
+        expect(notice).to_contain_text("photo.HEIC is a picture")
+        page.get_by_role("radio", name="Completion").check()
+        for kind in ("paste", "drop"):
+            assert not page.locator("#paper").evaluate(GIVE, [kind, [text], ""])
+            expect(notice).to_contain_text("Files go with a message of a chat")
+            page.get_by_role("button", name="New", exact=True).click()
+
+
 NODE = {"id": "m1", "parent": None, "role": "user", "content": "Hello"}
 ANSWER = {"id": "m2", "parent": "m1", "role": "assistant", "content": "Hi"}
 

@@ -203,6 +203,32 @@ def test_nothing_moves_when_the_plan_comes(open_page: OpenPage, width: int, card
         assert page.evaluate(top) == before
 
 
+@pytest.mark.parametrize(("width", "locale"), [(390, "zh"), (768, "en"), (1024, "en"), (1024, "zh")])
+def test_nothing_moves_while_an_answer_streams(open_page: OpenPage, width: int, locale: str) -> None:
+    engine = planned_engine("GTX 1060")
+    metrics = engine.model.metrics
+    metrics.links["host to device"] = Traffic()
+    metrics.record(StepStats(0.5, 1, 1, 1, 10**9, 0.1, 0.2, 0.4))
+    with serving(engine) as url:
+        page = open_page(
+            url, viewport={"width": width, "height": 844}, locale=locale, reduced_motion="reduce"
+        )
+        if width < 640:
+            page.locator("#machine-toggle").click()
+        step = page.locator(".reading b").nth(1)
+        expect(step).to_have_text("500 ms")
+        page.evaluate("document.fonts.ready")
+        tops = {page.evaluate("document.querySelector('.work').getBoundingClientRect().top")}
+        for duration, tokens, layer in ((55.5, 2048, 3), (0.009, 1, 40), (1.23, 33, None)):
+            metrics.num_running, engine.model.streamer.current_layer = int(layer is not None), layer
+            metrics.record(StepStats(duration, tokens, 1, 1, 10**9, 0.1, duration / 2, duration / 3))
+            for link in metrics.links.values():
+                link.num_bytes += 10**9
+            expect(step).to_have_text({55.5: "55.5 s", 0.009: "9.0 ms", 1.23: "1.23 s"}[duration])
+            tops.add(page.evaluate("document.querySelector('.work').getBoundingClientRect().top"))
+        assert len(tops) == 1, tops
+
+
 def test_the_panel_folds_and_stays_folded(open_page: OpenPage) -> None:
     with serving(planned_engine()) as url:
         page = open_page(url)

@@ -6,14 +6,16 @@ import { words } from "./words.js";
 
 const KEY = "penstock.key";
 
-/** An error, with a message for people. `status` is 0 if no answer came at all. */
+/** An error, with a message for people. `status` is 0 if no answer came at all. isServers: the message is the
+ * server's, in English. */
 export class ApiError extends Error {
-  constructor(message, { status = 0, code = null, retryAfterS = null, detail = {} } = {}) {
+  constructor(message, { status = 0, code = null, retryAfterS = null, detail = null } = {}) {
     super(message);
+    this.isServers = detail !== null;
     this.status = status;
     this.code = code;
     this.retryAfterS = retryAfterS;
-    this.detail = detail; // the whole error object
+    this.detail = detail ?? {}; // the whole error object
   }
 }
 
@@ -51,13 +53,20 @@ async function failure(answer) {
     status: answer.status,
     code: error?.code ?? null,
     retryAfterS,
-    detail: error,
+    detail: error ?? null,
   });
 }
 
 /** The JSON of an answer. Throws ApiError. */
 export async function get(path, signal) {
   const answer = await send(path, { signal });
+  if (!answer.ok) throw await failure(answer);
+  return answer.json();
+}
+
+/** The same of a POST with JSON. */
+export async function post(path, body) {
+  const answer = await send(path, { body });
   if (!answer.ok) throw await failure(answer);
   return answer.json();
 }
@@ -80,7 +89,7 @@ export async function* stream(path, body, signal) {
     for await (const data of eventData(answer.body)) {
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new ApiError(chunk.error.message, { status: 500, code: chunk.error.code });
+      if (chunk.error) throw inStream(chunk.error);
       yield chunk;
     }
   } catch (error) {
@@ -89,5 +98,8 @@ export async function* stream(path, body, signal) {
   }
   throw brokenOff();
 }
+
+const inStream = (error) =>
+  new ApiError(error.message, { status: 500, code: error.code ?? null, detail: error });
 
 const brokenOff = () => new ApiError(words("brokenOff"), { code: "connection_lost" });

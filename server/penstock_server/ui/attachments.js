@@ -1,4 +1,5 @@
-// Text files that go with the next message: their names above the message box, their texts in the message.
+// Text files that go with the next message: their names above the message box, their texts in the message. Files
+// come by the button, by a drop anywhere on the page, or pasted.
 
 import { byId, element, icon, iconButton } from "./dom.js";
 import { bytes } from "./figures.js";
@@ -9,6 +10,9 @@ const LONGEST_BYTES = 1 << 20;
 
 /** The type of what is dropped, if files are. */
 const DROPPED = "Files";
+
+/** Pictures by their names, where the browser knows no type. */
+const PICTURE = /\.(?:avif|bmp|gif|heic|ico|jpe?g|png|tiff?|webp)$/i;
 
 export class Attachments {
   #files = []; // {name, text}
@@ -24,23 +28,27 @@ export class Attachments {
       await this.add(input.files);
       input.value = ""; // the same file may be chosen again
     });
-    this.#takeDropped(byId("main"));
+    this.#takeDropped();
+    this.#takePasted();
   }
 
   get isEmpty() {
     return this.#files.length === 0;
   }
 
-  /** Attaches files; a file that is no text is refused. */
+  /** Attaches files. What is no text is refused, and the reader is told why. */
   async add(files) {
-    this.#warn(null);
-    for (const file of files) {
-      try {
-        this.#files.push({ name: file.name, text: await readText(file) });
-      } catch (error) {
-        this.#warn(error.message);
+    const reasons = [];
+    if (byId("attach").hidden) reasons.push(words("filesInChats"));
+    else
+      for (const file of files) {
+        try {
+          this.#files.push({ name: file.name, text: await readText(file) });
+        } catch (error) {
+          reasons.push(error.message);
+        }
       }
-    }
+    this.#warn(reasons.join(" ") || null);
     this.#show();
   }
 
@@ -73,22 +81,34 @@ export class Attachments {
     );
   }
 
-  #takeDropped(place) {
-    const hasFiles = (event) => event.dataTransfer?.types.includes(DROPPED) && !byId("attach").hidden;
-    place.addEventListener("dragover", (event) => {
+  /** The whole page takes files: elsewhere, the browser would leave the page to show the file. */
+  #takeDropped() {
+    const hasFiles = (event) => event.dataTransfer?.types.includes(DROPPED);
+    document.addEventListener("dragover", (event) => {
       if (hasFiles(event)) event.preventDefault();
     });
-    place.addEventListener("drop", (event) => {
+    document.addEventListener("drop", (event) => {
       if (!hasFiles(event)) return;
       event.preventDefault();
-      this.add(event.dataTransfer.files);
+      this.add([...event.dataTransfer.files]);
+    });
+  }
+
+  #takePasted() {
+    document.addEventListener("paste", (event) => {
+      const { files, types } = event.clipboardData ?? {};
+      // Office programs give a picture of the text beside the text.
+      if (!files?.length || types.includes("text/plain")) return;
+      event.preventDefault();
+      this.add([...files]);
     });
   }
 }
 
 /** The text of a file in UTF-8. Throws Error. */
 async function readText(file) {
-  const { name, size } = file;
+  const { name, size, type } = file;
+  if (type.startsWith("image/") || PICTURE.test(name)) throw new Error(words("noPictures", { name }));
   if (size > LONGEST_BYTES) throw new Error(words("fileTooLong", { name, most: bytes(LONGEST_BYTES) }));
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());

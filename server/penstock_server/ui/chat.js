@@ -1,12 +1,13 @@
-// A chat: its messages on the stage, and the buttons of each message.
+// A chat: its messages on the stage, and what their buttons do.
 
+import { canLeaveOut, firstToSend, sentUntil } from "./context.js";
 import { addMessage, pathOf, showBranch, siblingsOf } from "./conversation.js";
-import { collapse, isLong } from "./collapse.js";
-import { copyText, element, iconButton } from "./dom.js";
-import { answerFigures } from "./figures.js";
-import { generate } from "./generation.js";
-import { markdown } from "./markdown.js";
+import { element } from "./dom.js";
 import { emptyStage } from "./empty.js";
+import { dropError, keepError } from "./failure.js";
+import { generate } from "./generation.js";
+import { Log } from "./log.js";
+import { GrowingText, lock, messageView } from "./message.js";
 import { samplingFields } from "./sampling.js";
 import { Reader } from "./spoken.js";
 import { words } from "./words.js";
@@ -14,68 +15,221 @@ import { words } from "./words.js";
 const PATH = "v1/chat/completions";
 
 export class Chat {
+  canUndo = false;
+  opened = new Set(); // ids of long messages that the reader has opened
   #page;
   #conversation;
-  #views = new Map(); // node id -> its element
-  #opened = new Set(); // ids of long messages that the reader has opened
+  #log = null;
+  #growing = null; // {node, text} of the answer that is written
 
   constructor(page, conversation) {
     this.#page = page;
     this.#conversation = conversation;
   }
 
+  /** Shows all. */
   render() {
+    this.leave();
+    const { stage } = this.#page;
     const path = pathOf(this.#conversation);
-    this.#views = new Map(path.map((node) => [node.id, this.#message(node)]));
-    const log = element("div", { class: "messages" }, ...this.#views.values());
-    this.#page.stage.replaceChildren(
-      path.length > 0 ? log : emptyStage(this.#page.modelName(), (text) => this.submit(text)),
+    if (path.length === 0) {
+      stage.replaceChildren(emptyStage(this.#page.modelName(), (text) => this.submit(text)));
+      return;
+    }
+    this.#log = new Log(
+      stage,
+      (node, isPlain) => messageView(this, node, isPlain),
+      (nodes) => this.#lock(nodes),
     );
+    this.#log.append(path);
+    stage.replaceChildren(this.#log.view);
+    this.grow();
     this.#page.follow(true);
   }
 
-  async submit(text) {
-    const message = addMessage(this.#conversation, this.#conversation.leaf, "user", text);
-    await this.#answer(message);
+  /** The view is shown no longer. */
+  leave() {
+    this.#log?.end();
+    this.#log = this.#growing = null;
   }
 
-  // -- asking ---------------------------------------------------------------------------------
+  /** Shows what has changed: other messages at the end, and whether an answer is under way. `nodes` have changed. */
+  update(nodes = []) {
+    if (!this.#log || this.#conversation.leaf === null) return this.render();
+    const last = this.#log.last;
+    const added = [];
+    let node = this.#conversation.nodes[this.#conversation.leaf];
+    for (; node && !this.#log.viewOf(node.id); node = this.#conversation.nodes[node.parent]) added.push(node);
+    this.#log.cutBehind(node);
+    this.#log.append(added.reverse());
+    // What was the newest answer may collapse now.
+    if (last && last.id !== this.#conversation.leaf) this.#log.renew(last);
+    if (this.#growing && !this.isGrowing(this.#growing.node)) nodes = [...nodes, this.#growing.node];
+    for (const node of nodes) if (!this.isGrowing(node)) this.#log.renew(node);
+    if (this.#growing && !this.isGrowing(this.#growing.node)) this.#growing = null;
+    this.#lock(this.#log.near());
+    this.grow();
+    this.#page.follow(false);
+  }
 
-  async #answer(question) {
-    // The check comes before anything is added: a conversation has at most one answer under way.
-    if (this.#page.isRunning(this.#conversation)) return;
-    const answer = addMessage(this.#conversation, question.id, "assistant", "");
-    await this.#stream(answer, { messages: this.#messagesUntil(question) });
+  #lock(nodes) {
+    const isLocked = this.isLocked();
+    for (const { id } of nodes) lock(this.#log.viewOf(id), isLocked);
+  }
+
+  /** Shows the new text of the answer that is being written. */
+  grow() {
+    const node = this.#conversation.nodes[this.#conversation.leaf];
+    if (!node || !this.isGrowing(node)) return;
+    if (this.#growing?.node !== node) {
+      this.#log.renew(node); // with the looks of an answer that grows
+      this.#growing = { node, text: new GrowingText(this.#log.viewOf(node.id), node) };
+      this.#page.follow(true);
+    } else {
+      this.#growing.text.update(node);
+      this.#page.follow(false);
+    }
+  }
+
+  submit(text) {
+    const { leaf } = this.#conversation;
+    if (this.isLocked()) return;
+    this.#answer(addMessage(this.#conversation, leaf, "user", text), true);
+  }
+
+  // -- what messages ask for --------------------------------------------------------------------
+
+  isGrowing(node) {
+    return node.id === this.#conversation.leaf && node.role === "assistant" && this.isLocked();
+  }
+
+  isLocked() {
+    return this.#page.isRunning(this.#conversation);
+  }
+
+  isNewest(node) {
+    return node.id === this.#conversation.leaf;
+  }
+
+  /** Whether the model gets this message, but none above it. */
+  isFirstSent(node) {
+    return node.id === this.#conversation.start && node.parent !== null;
+  }
+
+  siblings(node) {
+    return siblingsOf(this.#conversation, node);
+  }
+
+  show(node) {
+    if (this.isLocked()) return;
+    showBranch(this.#conversation, node);
+    this.#page.save(this.#conversation);
+    this.#page.rerender(this.#conversation);
+  }
+
+  renew(node) {
+    this.#log.renew(node);
+  }
+
+  again(answer) {
+    if (!this.isLocked()) this.#answer(this.#conversation.nodes[answer.parent]);
+  }
+
+  edit(node, text) {
+    if (this.isLocked()) return;
+    this.#answer(addMessage(this.#conversation, node.parent, "user", text), true);
   }
 
   /** Lets the answer go on where it ended. */
-  async #continue(answer) {
-    const messages = this.#messagesUntil(answer);
-    await this.#stream(answer, { messages, continue_final_message: true, add_generation_prompt: false });
+  goOn(answer) {
+    const { model } = answer;
+    const name = this.#page.modelName();
+    if (model && name && !model.split(" → ").includes(name)) answer.model = `${model} → ${name}`;
+    this.#stream([answer], answer, { continue_final_message: true, add_generation_prompt: false });
   }
 
-  #messagesUntil(last) {
-    const path = pathOf(this.#conversation);
-    const until = path.slice(0, path.indexOf(last) + 1);
+  /** The buttons beside an error. */
+  waysOut(node) {
+    const isFull = node.errorCode === "context_length_exceeded";
+    if (isFull && !canLeaveOut(this.#conversation)) return [element("p", {}, words("shortenIt"))];
+    const retry = () => (node.content && isFull ? this.goOn(node) : this.again(node));
+    const leaveOut = async () => {
+      await this.leaveOut();
+      retry();
+    };
+    return [
+      element(
+        "button",
+        {
+          type: "button",
+          class: "button small",
+          "data-locks": true,
+          onclick: isFull ? leaveOut : retry,
+        },
+        words(isFull ? "leaveOutAndRetry" : "tryAgain"),
+      ),
+    ];
+  }
+
+  // -- the context ------------------------------------------------------------------------------
+
+  /** Leaves out old messages, so that half of the context is free. */
+  async leaveOut() {
+    const conversation = this.#conversation;
+    const first = await firstToSend(conversation, this.#page.contextTokens(), (sent) => ({
+      messages: this.#messages(sent.filter(({ content }) => content)),
+      model: this.#page.modelName() ?? undefined,
+    }));
+    if (first !== null) this.#startAt(first);
+  }
+
+  sendAll() {
+    this.#startAt(null);
+  }
+
+  #startAt(id) {
+    const { nodes, start } = this.#conversation;
+    this.#conversation.start = id;
+    this.#page.save(this.#conversation);
+    this.#page.rerender(
+      this.#conversation,
+      [start, id].flatMap((each) => nodes[each] ?? []),
+    );
+  }
+
+  #messages(nodes) {
     const { system } = this.#conversation.settings;
     const head = system ? [{ role: "system", content: system }] : [];
-    return [...head, ...until.map(({ role, content }) => ({ role, content }))];
+    return [...head, ...nodes.map(({ role, content }) => ({ role, content }))];
   }
 
-  async #stream(answer, body) {
+  // -- asking -----------------------------------------------------------------------------------
+
+  #answer(question, isNew = false) {
+    const answer = addMessage(this.#conversation, question.id, "assistant", "");
+    answer.model = this.#page.modelName() ?? undefined;
+    this.#stream(isNew ? [question, answer] : [answer], question, {});
+  }
+
+  /** Streams into the last of `nodes`, which are to be written. The model gets the messages until `last`. */
+  async #stream(nodes, last, more) {
     const conversation = this.#conversation;
-    const signal = this.#page.begin(conversation);
+    const answer = nodes.at(-1);
+    const signal = this.#page.begin(conversation, nodes);
     if (!signal) return;
+    const sent = sentUntil(conversation, last);
+    answer.from = sent[0]?.id === conversation.start ? conversation.start : undefined;
     delete answer.figures;
-    delete answer.error;
+    dropError(answer);
     this.#page.rerender(conversation);
     const reader = new Reader();
     reader.begin();
     try {
-      answer.figures = await generate({
+      const { model, ...figures } = await generate({
         path: PATH,
         body: {
-          ...body,
+          messages: this.#messages(sent),
+          ...more,
           ...samplingFields(conversation.settings),
           model: this.#page.modelName() ?? undefined,
         },
@@ -91,178 +245,15 @@ export class Chat {
         },
         onWait: (reason) => this.#page.notify(conversation, reason),
       });
-      reader.end(answer.figures.finish === "stopped" ? words("stopped") : words("answerDone"));
+      answer.figures = figures;
+      answer.model ??= model;
+      reader.end(figures.finish === "stopped" ? words("stopped") : words("answerDone"));
     } catch (error) {
       answer.figures = error.figures;
-      answer.error = error.message;
-      reader.end(error.message);
+      keepError(answer, error);
+      reader.end(answer.error);
     } finally {
       this.#page.end(conversation);
     }
-  }
-
-  /** Shows the new text of the answer that is being written. */
-  grow() {
-    const node = this.#conversation.nodes[this.#conversation.leaf];
-    const view = this.#views.get(node?.id);
-    if (!view) return;
-    this.#fill(view.querySelector(".body"), node);
-    this.#page.follow(false);
-  }
-
-  // -- messages -------------------------------------------------------------------------------
-
-  #message(node) {
-    const isUser = node.role === "user";
-    const isGrowing = !isUser && this.#isGrowing(node);
-    const name = isUser ? words("you") : (this.#page.modelName() ?? words("model"));
-    const body = element("div", { class: "body" });
-    const view = element(
-      "article",
-      {
-        class: `message ${node.role}${isGrowing ? " growing" : ""}`,
-        "aria-label": name,
-        "aria-busy": isGrowing ? "true" : null,
-      },
-      element("p", { class: "who" }, name),
-      body,
-    );
-    if (isUser) body.textContent = node.content;
-    else this.#fill(body, node);
-    if (this.#collapses(node)) view.append(this.#collapse(node, body));
-    if (node.error) view.append(this.#failure(node));
-    if (!isGrowing) view.append(this.#foot(node, view));
-    return view;
-  }
-
-  /** The newest answer is what the reader waits for, and stays whole. */
-  #collapses(node) {
-    return isLong(node.content) && (node.role === "user" || node.id !== this.#conversation.leaf);
-  }
-
-  #collapse(node, body) {
-    return collapse(body, this.#opened.has(node.id), (isOpen) =>
-      isOpen ? this.#opened.add(node.id) : this.#opened.delete(node.id),
-    );
-  }
-
-  #isGrowing(node) {
-    return node.id === this.#conversation.leaf && this.#page.isRunning(this.#conversation);
-  }
-
-  #fill(body, node) {
-    const thoughts =
-      node.reasoning &&
-      element(
-        "details",
-        { class: "thoughts", open: body.querySelector(".thoughts")?.open ?? false },
-        element("summary", {}, words("thoughts")),
-        element("div", {}, node.reasoning),
-      );
-    const text = markdown(node.content, this.#isGrowing(node));
-    body.replaceChildren(...[thoughts, text].filter(Boolean));
-  }
-
-  #failure(node) {
-    const again = element(
-      "button",
-      {
-        type: "button",
-        class: "button small",
-        disabled: this.#page.isRunning(this.#conversation),
-        onclick: () => this.#again(node),
-      },
-      words("tryAgain"),
-    );
-    return element("div", { class: "failure" }, element("p", {}, node.error), again);
-  }
-
-  #foot(node, view) {
-    const isUser = node.role === "user";
-    // While an answer is written, buttons are off that would leave it, or begin an edit that its end would drop.
-    const disabled = this.#page.isRunning(this.#conversation);
-    const tools = [
-      this.#branches(node, disabled),
-      iconButton("copy", words("copy"), (event) => copyText(node.content, event.currentTarget)),
-    ];
-    if (isUser)
-      tools.push(iconButton("edit", words("editAndSend"), () => this.#edit(node, view), { disabled }));
-    else tools.push(iconButton("again", words("answerAgain"), () => this.#again(node), { disabled }));
-    if (!isUser && node.content && node.figures?.finish !== "stop") {
-      tools.push(
-        element(
-          "button",
-          { type: "button", class: "button small", disabled, onclick: () => this.#continue(node) },
-          words("goOn"),
-        ),
-      );
-    }
-    const sentence = isUser ? "" : node.figures ? answerFigures(node.figures) : words("pageWasLeft");
-    return element(
-      "div",
-      { class: "foot" },
-      element("div", { class: "tools" }, tools.filter(Boolean)),
-      sentence && element("p", { class: "figures" }, sentence),
-    );
-  }
-
-  #branches(node, isLocked) {
-    const siblings = siblingsOf(this.#conversation, node);
-    if (siblings.length < 2) return null;
-    const at = siblings.indexOf(node);
-    const go = (step) => () => {
-      showBranch(this.#conversation, siblings[at + step]);
-      this.#page.save(this.#conversation);
-      this.render();
-    };
-    return element(
-      "span",
-      { class: "branches" },
-      iconButton("previous", words("previousVersion"), go(-1), { disabled: isLocked || at === 0 }),
-      element("span", {}, `${at + 1}/${siblings.length}`),
-      iconButton("next", words("nextVersion"), go(1), { disabled: isLocked || at === siblings.length - 1 }),
-    );
-  }
-
-  #again(answer) {
-    return this.#answer(this.#conversation.nodes[answer.parent]);
-  }
-
-  #edit(node, view) {
-    const input = element("textarea", {
-      rows: Math.min(12, node.content.split("\n").length + 1),
-      "aria-label": words("editMessage"),
-    });
-    input.value = node.content;
-    const form = element(
-      "form",
-      { class: "edit" },
-      input,
-      element(
-        "div",
-        { class: "dialog-actions" },
-        element(
-          "button",
-          { type: "button", class: "button small", onclick: () => this.render() },
-          words("cancel"),
-        ),
-        element("button", { type: "submit", class: "button small primary" }, words("sendBranch")),
-      ),
-    );
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      if (!input.value.trim() || this.#page.isRunning(this.#conversation)) return;
-      this.#answer(addMessage(this.#conversation, node.parent, "user", input.value));
-    });
-    form.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.render();
-      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) form.requestSubmit();
-      else return;
-      event.preventDefault();
-      event.stopPropagation();
-    });
-    view.querySelector(".body").replaceChildren(form);
-    view.querySelector(".foot").hidden = true;
-    input.focus();
   }
 }

@@ -31,6 +31,8 @@ export const CHINESE = {
 
   // the page, its keys, the theme
   storageFull: "浏览器的存储空间已满：离开本页之前，请先删除或导出一些对话。",
+  notWritten: "浏览器没能保存这个对话：离开本页之前，请先导出。",
+  removedElsewhere: "这个对话已在另一个标签页中删除。",
   enterSends: "Enter 发送",
   newLine: "Shift+Enter 换行",
   ctrlEnterCompletes: "Ctrl+Enter 续写",
@@ -58,10 +60,13 @@ export const CHINESE = {
   loadingLayersThenSent: "正在加载模型，已加载 {loaded}/{total} 层，加载完成后会发送您的消息。",
   importNoJson: "这个文件不是 JSON，不可能是 Penstock 导出的文件。",
   importNoExport: "这个文件不是 Penstock 导出的对话，没有导入任何内容。",
+  serversWords: "服务器的原文",
 
   detach: "移除 {name}",
   fileTooLong: "{name} 太长：最大 {most}。",
   fileNoText: "{name} 不是 UTF-8 文本，无法添加。",
+  noPictures: "{name} 是图片：这里的模型只能读文本，无法发送。",
+  filesInChats: "文件只能随对话消息发送：请先切换到“对话”。",
 
   // a chat
   showAll: "显示全部",
@@ -78,6 +83,13 @@ export const CHINESE = {
   nextVersion: "下一个版本",
   editMessage: "修改消息",
   sendBranch: "作为新分支发送",
+  contextUsed: "上下文 {share}：{tokens} / {most} 个 token",
+  contextIsFull: "上下文已满：这些消息有 {prompt} 个 token，模型最多接受 {most} 个。",
+  leaveOut: "不再发送较早的消息",
+  leaveOutAndRetry: "不再发送较早的消息，并重试",
+  shortenIt: "这一条消息本身就太长：请修改，或者分几次发送。",
+  leftOut: "以上的消息不会发送给模型。",
+  sendAll: "重新发送它们",
   answering: "正在回答。",
   answerDone: "回答完毕。",
   table: "表格",
@@ -115,6 +127,7 @@ export const CHINESE = {
   import: "导入",
   importFile: "要导入的文件",
   theyStay: "对话只保存在这个浏览器里。",
+  theyGo: "这个浏览器不保存数据：离开本页后，对话就没有了。",
   ofCompletion: "续写",
   ofFill: "填空",
   rename: "重命名“{title}”",

@@ -2,7 +2,9 @@
 
 import { copyText, element } from "./dom.js";
 import { answerFigures } from "./figures.js";
+import { dropError, failureBox, keepError } from "./failure.js";
 import { generate } from "./generation.js";
+import { isConfirming } from "./keys.js";
 import { samplingFields } from "./sampling.js";
 import { Reader } from "./spoken.js";
 import { words } from "./words.js";
@@ -19,6 +21,12 @@ export class Completion {
   constructor(page, conversation) {
     this.#page = page;
     this.#conversation = conversation;
+  }
+
+  leave() {}
+
+  update() {
+    this.render();
   }
 
   render() {
@@ -39,7 +47,7 @@ export class Completion {
       this.#page.save(conversation);
     });
     this.#paper.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.#page.submit();
+      if (event.key === "Enter" && !isConfirming(event) && (event.ctrlKey || event.metaKey)) this.#page.submit();
     });
     const copy = element("button", { type: "button", class: "button small" }, words("copy"));
     copy.addEventListener("click", () => copyText(conversation.text, copy));
@@ -55,7 +63,7 @@ export class Completion {
         { class: "paper-box" },
         this.#paper,
         foot,
-        conversation.error && element("div", { class: "failure" }, element("p", {}, conversation.error)),
+        conversation.error && failureBox(conversation),
       ),
     );
     this.#paper.scrollTop = this.#paper.scrollHeight;
@@ -79,7 +87,7 @@ export class Completion {
     if (!signal) return;
     conversation.before = conversation.text;
     delete conversation.figures;
-    delete conversation.error;
+    dropError(conversation);
     this.#page.rerender(conversation);
     const reader = new Reader();
     reader.begin();
@@ -87,8 +95,8 @@ export class Completion {
       conversation.figures = await this.#ask(signal, reader);
       reader.end(conversation.figures.finish === "stopped" ? words("stopped") : words("completionDone"));
     } catch (error) {
-      conversation.error = error.message;
-      reader.end(error.message);
+      keepError(conversation, error);
+      reader.end(conversation.error);
     } finally {
       this.#page.end(conversation);
     }

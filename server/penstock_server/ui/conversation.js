@@ -1,10 +1,13 @@
 // A conversation: a tree of messages. One path of the tree is shown. Plain data, and functions on the data.
 //
-// {id, title, mode: "chat" | "completion" | "fill", changed, settings, nodes: {id: node}, leaf, text, before}
+// {id, title, first, mode: "chat" | "completion" | "fill", changed, settings, nodes: {id: node}, leaf, start, text,
+// before}
 //
-// A node is {id, parent, role: "user" | "assistant", content, reasoning, figures, error}. Editing a message
-// or asking again makes a sibling, so that no message is lost. `text` is the text of a completion, and
-// `before` that text before the last answer; or a text with blanks, and `spans` are the texts of its blanks.
+// A node is {id, parent, at, role: "user" | "assistant", content, reasoning, model, figures, error, errorCode,
+// errorWords}. Editing a message or asking again makes a sibling, so that no message is lost. `at` orders siblings.
+// `start` is the first message that the model still gets (null: all). `first` is the first line of the first message.
+// `text` is the text of a completion, and `before` that text before the last answer; or a text with blanks, and
+// `spans` are the texts of its blanks.
 
 import { words } from "./words.js";
 
@@ -16,11 +19,13 @@ export function newConversation(mode, settings) {
   return {
     id: makeId(),
     title: "",
+    first: "",
     mode,
     changed: Date.now(),
     settings,
     nodes: {},
     leaf: null,
+    start: null,
     text: "",
     before: null,
   };
@@ -31,47 +36,115 @@ export const isEmpty = (conversation) => conversation.leaf === null && conversat
 /** The shown messages, from the first to the last. */
 export function pathOf(conversation) {
   const path = [];
-  for (let id = conversation.leaf; id !== null; id = conversation.nodes[id].parent)
-    path.unshift(conversation.nodes[id]);
-  return path;
+  const { nodes } = conversation;
+  for (let node = nodes[conversation.leaf]; node; node = nodes[node.parent]) path.push(node);
+  return path.reverse();
+}
+
+// -- the tree -----------------------------------------------------------------------------------
+
+/** Conversation -> parent's id -> the nodes below the parent, in their order. It is made when it is asked for first. */
+const children = new WeakMap();
+
+function childrenOf(conversation, parent) {
+  if (!children.has(conversation)) {
+    const found = new Map();
+    children.set(conversation, found);
+    for (const node of Object.values(conversation.nodes).sort(byTime))
+      addTo(found, node);
+  }
+  return children.get(conversation).get(parent) ?? [];
+}
+
+function addTo(found, node) {
+  if (!found.has(node.parent)) found.set(node.parent, []);
+  found.get(node.parent).push(node);
 }
 
 /** Adds a message below `parent` (null: the message is the first) and shows the message. */
 export function addMessage(conversation, parent, role, content) {
-  const node = { id: makeId(), parent, role, content };
-  conversation.nodes[node.id] = node;
+  // The clocks of two tabs are one; a child comes after its parent, also within a millisecond.
+  const at = Math.max(Date.now(), (conversation.nodes[parent]?.at ?? 0) + 1);
+  const node = { id: makeId(), parent, at, role, content };
+  insert(conversation, node);
   conversation.leaf = node.id;
+  if (parent === null) conversation.first = firstLine(content);
   return node;
 }
 
-export function siblingsOf(conversation, node) {
-  return Object.values(conversation.nodes).filter(
-    (each) => each.parent === node.parent && each.role === node.role,
-  );
+function insert(conversation, node) {
+  conversation.nodes[node.id] = node;
+  const found = children.get(conversation);
+  if (found) addTo(found, node);
 }
+
+/** Takes nodes that another tab has written: new ones, and known ones as they are now. */
+export function mergeNodes(conversation, nodes) {
+  for (const node of nodes) {
+    const known = conversation.nodes[node.id];
+    if (!known) {
+      insert(conversation, node);
+      childrenOf(conversation, node.parent).sort(byTime);
+    } else {
+      for (const name of Object.keys(known)) if (!(name in node)) delete known[name];
+      Object.assign(known, node);
+    }
+  }
+}
+
+const byTime = (one, other) => one.at - other.at;
+
+export const siblingsOf = (conversation, node) =>
+  childrenOf(conversation, node.parent).filter((each) => each.role === node.role);
 
 /** Shows `node`, and below it the newest messages. */
 export function showBranch(conversation, node) {
   let leaf = node;
-  for (
-    let next = leaf;
-    next;
-    next = Object.values(conversation.nodes).findLast((each) => each.parent === leaf.id)
-  )
-    leaf = next;
+  for (let next = leaf; next; next = childrenOf(conversation, leaf.id).at(-1)) leaf = next;
   conversation.leaf = leaf.id;
+  if (conversation.mode === "chat") conversation.first = firstLine(pathOf(conversation)[0].content);
 }
 
-export function titleOf(conversation) {
-  if (conversation.title) return conversation.title;
-  const first = conversation.mode === "chat" ? pathOf(conversation)[0]?.content : conversation.text;
-  const line = (first ?? "").trim().split("\n")[0];
-  if (!line) return words({ chat: "newChat", completion: "newCompletion", fill: "newFill" }[conversation.mode]);
+/** Whether the message `id` is `last` or stands above it. */
+export function isAbove(conversation, id, last) {
+  for (let node = conversation.nodes[last]; node; node = conversation.nodes[node.parent])
+    if (node.id === id) return true;
+  return id === null;
+}
+
+// -- titles -------------------------------------------------------------------------------------
+
+/** The first line of a text that has signs. */
+function firstLine(text) {
+  const line = /\S[^\n]{0,80}/.exec(text)?.[0].trimEnd() ?? "";
   return line.length > 60 ? `${line.slice(0, 59)}…` : line;
 }
 
+export function titleOf(conversation) {
+  const { mode, title, first, text } = conversation;
+  return (
+    title ||
+    (mode === "chat" ? first : firstLine(text)) ||
+    words({ chat: "newChat", completion: "newCompletion", fill: "newFill" }[mode])
+  );
+}
+
+// -- what is imported, or was kept by older pages ------------------------------------------------
+
 const MODES = ["chat", "completion", "fill"];
-const NODE = { id: "string", role: "string", content: "string", reasoning: "string", error: "string" };
+export const isMode = (mode) => MODES.includes(mode);
+
+const NODE = {
+  id: "string",
+  role: "string",
+  content: "string",
+  reasoning: "string",
+  model: "string",
+  from: "string",
+  error: "string",
+  errorCode: "string",
+  errorWords: "string",
+};
 const FIGURES = {
   promptTokens: "number",
   cachedTokens: "number",
@@ -96,17 +169,26 @@ const SETTINGS = {
 /** The conversation in imported data, or null if the data is none of ours. Other fields are dropped: the page
  * opens the last conversation at its start, so a conversation that it can't show would break it for good. */
 export function readConversation(data) {
-  if (typeof data !== "object" || data === null || !MODES.includes(data.mode)) return null;
+  if (typeof data !== "object" || data === null || !isMode(data.mode)) return null;
   const nodes = {};
   for (const each of Object.values(data.nodes ?? {})) {
     const node = readNode(each, nodes);
     if (node === null) return null;
     nodes[node.id] = node;
   }
-  const leaf = Object.hasOwn(nodes, data.leaf) ? data.leaf : null;
+  const known = (id) => (Object.hasOwn(nodes, id) ? id : null);
   const { text = "", title = "" } = pick(data, { text: "string", title: "string" });
-  const settings = pick(data.settings, SETTINGS);
-  return { ...newConversation(data.mode, settings), title, nodes, leaf, text };
+  const made = newConversation(data.mode, pick(data.settings, SETTINGS));
+  Object.assign(made, { title, nodes, leaf: known(data.leaf), start: known(data.start), text });
+  return withFirst(made);
+}
+
+/** Adds what conversations of older pages lack: the order of messages, and the first line. */
+export function withFirst(conversation) {
+  Object.values(conversation.nodes).forEach((node, index) => (node.at = index));
+  conversation.start ??= null;
+  conversation.first = firstLine(pathOf(conversation)[0]?.content ?? "");
+  return conversation;
 }
 
 /** `earlier`: the nodes before this node. A parent has to come before its child, as in exported files, so that

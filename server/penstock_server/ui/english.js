@@ -32,6 +32,8 @@ export const ENGLISH = {
   // the page, its keys, the theme
   storageFull:
     "The browser's storage is full: delete conversations, or export them, before you leave this page.",
+  notWritten: "The browser could not write the conversation: export it before you leave this page.",
+  removedElsewhere: "This conversation was deleted in another tab.",
   enterSends: "Enter sends",
   newLine: "Shift+Enter: new line",
   ctrlEnterCompletes: "Ctrl+Enter completes",
@@ -59,10 +61,13 @@ export const ENGLISH = {
   loadingLayersThenSent: "Loading, {loaded} of {total} layers. Your message is sent when that is done.",
   importNoJson: "This file is no JSON, so it can't be an export of Penstock's.",
   importNoExport: "This file is no export of Penstock's conversations; nothing was added.",
+  serversWords: "The server's words",
 
   detach: "Remove {name}",
   fileTooLong: "{name} is too long: the most is {most}.",
   fileNoText: "{name} is no text in UTF-8, so it can't be attached.",
+  noPictures: "{name} is a picture: models read text here, so it can't be sent.",
+  filesInChats: "Files go with a message of a chat: change to Chat to attach one.",
 
   // a chat
   showAll: "Show all",
@@ -79,6 +84,13 @@ export const ENGLISH = {
   nextVersion: "Next version",
   editMessage: "Edit the message",
   sendBranch: "Send as a new branch",
+  contextUsed: "Context {share}: {tokens} of {most} tokens",
+  contextIsFull: "The context is full: the messages take {prompt} tokens, and the model takes {most}.",
+  leaveOut: "Leave out old messages",
+  leaveOutAndRetry: "Leave out old messages and try again",
+  shortenIt: "The message alone is too long: edit it, or divide it.",
+  leftOut: "The messages above are not sent to the model.",
+  sendAll: "Send them again",
   answering: "Answering.",
   answerDone: "The answer is complete.",
   table: "Table",
@@ -116,6 +128,7 @@ export const ENGLISH = {
   import: "Import",
   importFile: "File to import",
   theyStay: "They stay in this browser.",
+  theyGo: "This browser keeps nothing: they go when the page is left.",
   ofCompletion: "completion",
   ofFill: "blanks",
   rename: "Rename “{title}”",

@@ -2,7 +2,9 @@
 
 import { copyText, element } from "./dom.js";
 import { answerFigures } from "./figures.js";
+import { dropError, failureBox, keepError } from "./failure.js";
 import { generate } from "./generation.js";
+import { isConfirming } from "./keys.js";
 import { samplingFields } from "./sampling.js";
 import { Reader } from "./spoken.js";
 import { words } from "./words.js";
@@ -26,6 +28,12 @@ export class Fill {
 
   canUndo = false;
 
+  leave() {}
+
+  update() {
+    this.render();
+  }
+
   render() {
     const conversation = this.#conversation;
     this.#paper = element("textarea", {
@@ -39,7 +47,7 @@ export class Fill {
     this.#paper.value = conversation.text;
     this.#paper.addEventListener("input", () => this.#write(this.#paper.value));
     this.#paper.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.#page.submit();
+      if (event.key === "Enter" && !isConfirming(event) && (event.ctrlKey || event.metaKey)) this.#page.submit();
     });
     const blank = element("button", { type: "button", class: "button small" }, words("addBlank"));
     blank.addEventListener("click", () => this.#addBlank());
@@ -59,7 +67,7 @@ export class Fill {
           conversation.spans && element("div", { class: "tools" }, copy),
           conversation.figures && element("p", { class: "figures" }, answerFigures(conversation.figures)),
         ),
-        conversation.error && element("div", { class: "failure" }, element("p", {}, conversation.error)),
+        conversation.error && failureBox(conversation),
       ),
     );
     this.grow();
@@ -84,7 +92,7 @@ export class Fill {
     if (!signal) return;
     conversation.spans = piecesOf(conversation.text).slice(1).map(() => "");
     delete conversation.figures;
-    delete conversation.error;
+    dropError(conversation);
     this.#page.rerender(conversation);
     const reader = new Reader();
     reader.begin();
@@ -95,8 +103,8 @@ export class Fill {
       reader.end(isStopped ? words("stopped") : "");
     } catch (error) {
       delete conversation.spans;
-      conversation.error = error.message;
-      reader.end(error.message);
+      keepError(conversation, error);
+      reader.end(conversation.error);
     } finally {
       this.#page.end(conversation);
     }
@@ -114,7 +122,7 @@ export class Fill {
       },
       signal,
       onSpan: ({ index, text }) => {
-        conversation.spans[index] += text;
+        conversation.spans = conversation.spans.with(index, conversation.spans[index] + text);
         this.#page.grow(conversation);
       },
       onWait: (reason) => this.#page.notify(conversation, reason),
@@ -135,7 +143,7 @@ export class Fill {
     const hadSpans = Boolean(conversation.spans);
     delete conversation.spans;
     delete conversation.figures;
-    delete conversation.error;
+    dropError(conversation);
     this.#page.save(conversation);
     if (hadSpans) this.grow();
   }

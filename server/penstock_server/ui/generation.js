@@ -10,10 +10,10 @@ const SHORTEST_SPAN_S = 0.05;
 
 /**
  * Streams an answer and returns its figures:
- * {promptTokens, outputTokens, acceptedGuesses, rejectedGuesses, firstTokenS, tokensPerS, finish}.
+ * {promptTokens, outputTokens, acceptedGuesses, rejectedGuesses, firstTokenS, tokensPerS, finish, model}.
  *
- * onText(text) and onReasoning(text) get new text, onSpan({index, text}) new text of a blank; onWait(message | null) gets the reason for waiting. Throws
- * ApiError. When `signal` is aborted, returns the figures so far, with finish "stopped".
+ * onText(text) and onReasoning(text) get new text, onSpan({index, text}) new text of a blank; onWait(message | null)
+ * gets the reason for waiting. Throws ApiError. When `signal` is aborted, returns the figures so far, with finish "stopped".
  */
 export async function generate({ path, body, signal, onText, onReasoning, onSpan, onWait }) {
   const clock = new Clock();
@@ -44,6 +44,7 @@ async function collect(path, body, signal, clock, { onText, onReasoning, onSpan 
       onSpan(span);
       if (span.finish_reason && clock.finish !== "length") clock.finish = span.finish_reason;
     }
+    clock.model ??= chunk.model;
     if (chunk.usage) clock.usage = chunk.usage;
   }
 }
@@ -52,6 +53,7 @@ async function collect(path, body, signal, clock, { onText, onReasoning, onSpan 
 class Clock {
   finish = null;
   usage = null;
+  model = undefined;
 
   start() {
     this.asked = performance.now();
@@ -80,6 +82,7 @@ class Clock {
       // The tokens of the first piece came before the span began; a piece has the same number as any other.
       tokensPerS: span >= SHORTEST_SPAN_S ? (outputTokens * (1 - 1 / this.ticks)) / span : null,
       finish: this.finish,
+      model: this.model,
     };
   }
 }

@@ -2,22 +2,28 @@
 
 import { titleOf } from "./conversation.js";
 import { download, element, icon, iconButton } from "./dom.js";
-import { deleteConversation, exportAll, importAll, listConversations, saveConversation } from "./store.js";
+import { isConfirming } from "./keys.js";
 import { words } from "./words.js";
 
-/** `page` opens conversations and says which one is open. */
+/** `page` opens conversations, says which one is open, and has the store. */
 export class ConversationList {
   #page;
   #place;
+  #items = new Map(); // id -> element; the newest is the first in the list
+  #list = element("ul");
+  #hint = element("p", { class: "hint" });
 
   constructor(page, place) {
     this.#page = page;
     this.#place = place;
   }
 
+  /** Shows all. */
   render() {
-    const open = this.#page.openId();
-    const items = listConversations().map((each) => this.#item(each, each.id === open));
+    this.#items = new Map(this.#page.store.list().map((head) => [head.id, this.#item(head)]));
+    this.#list.replaceChildren(...this.#items.values());
+    this.#hint.textContent = words("noneKept");
+    this.#hint.hidden = this.#items.size > 0;
     this.#place.replaceChildren(
       element(
         "div",
@@ -30,7 +36,8 @@ export class ConversationList {
           words("newConversation"),
         ),
       ),
-      items.length > 0 ? element("ul", {}, items) : element("p", { class: "hint" }, words("noneKept")),
+      this.#list,
+      this.#hint,
       element(
         "div",
         { class: "list-foot" },
@@ -41,18 +48,54 @@ export class ConversationList {
         ),
         this.#importButton(),
       ),
-      element("p", { class: "hint" }, words("theyStay")),
+      element("p", { class: "hint" }, words(this.#page.store.isKept ? "theyStay" : "theyGo")),
     );
+    this.mark();
   }
 
-  #item(conversation, isOpen) {
+  /** A conversation has changed: it is the newest. `isSame`: it has not, and keeps its place. */
+  touch(id, isSame = false) {
+    const head = this.#page.live(id) ?? this.#page.store.head(id);
+    if (!head || !this.#page.store.head(id)) return;
+    const item = this.#item(head);
+    const before = this.#items.get(id);
+    const hadFocus = before?.contains(document.activeElement);
+    if (before && (isSame || this.#list.firstElementChild === before)) before.replaceWith(item);
+    else {
+      before?.remove();
+      this.#list.prepend(item);
+    }
+    this.#items.set(id, item);
+    this.#hint.hidden = true;
+    this.mark();
+    if (hadFocus) item.querySelector("button").focus();
+  }
+
+  drop(id) {
+    this.#items.get(id)?.remove();
+    this.#items.delete(id);
+    this.#hint.hidden = this.#items.size > 0;
+    this.mark();
+  }
+
+  /** Marks the open conversation. */
+  mark() {
+    for (const item of this.#list.querySelectorAll(".open")) {
+      item.classList.remove("open");
+      item.querySelector(".item-open")?.removeAttribute("aria-current");
+    }
+    const item = this.#items.get(this.#page.openId());
+    item?.classList.add("open");
+    item?.querySelector(".item-open")?.setAttribute("aria-current", "true");
+  }
+
+  #item(conversation) {
     const title = titleOf(conversation);
     const open = element(
       "button",
       {
         type: "button",
         class: "item-open",
-        "aria-current": isOpen ? "true" : null,
         onclick: () => this.#page.open(conversation.id),
       },
       element("span", { class: "item-title" }, title),
@@ -65,7 +108,7 @@ export class ConversationList {
     );
     const item = element(
       "li",
-      { class: isOpen ? "item open" : "item" },
+      { class: "item" },
       open,
       element(
         "span",
@@ -83,16 +126,12 @@ export class ConversationList {
       "aria-label": words("name"),
       maxlength: "120",
     });
-    const finish = (isKept) => {
-      const current = this.#page.live(conversation.id) ?? conversation;
-      if (isKept) {
-        current.title = input.value.trim();
-        saveConversation(current);
-      }
-      this.#page.renamed(current);
+    const finish = async (isKept) => {
+      if (isKept) await this.#page.rename(conversation.id, input.value.trim());
+      this.touch(conversation.id, !isKept);
     };
     input.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" || event.key === "Escape") {
+      if (!isConfirming(event) && (event.key === "Enter" || event.key === "Escape")) {
         event.stopPropagation();
         input.onblur = null;
         finish(event.key === "Enter");
@@ -103,15 +142,17 @@ export class ConversationList {
     input.select();
   }
 
-  #delete(conversation, title) {
+  async #delete({ id }, title) {
     if (!confirm(words("confirmRemove", { title }))) return;
-    this.#page.stopRunning(conversation.id);
-    deleteConversation(conversation.id);
-    this.#page.deleted(conversation.id);
+    await this.#page.store.remove(id);
+    this.#page.removed(id);
   }
 
-  #export() {
-    download(`penstock-${new Date().toISOString().slice(0, 10)}.json`, exportAll());
+  async #export() {
+    download(
+      `penstock-${new Date().toISOString().slice(0, 10)}.json`,
+      await this.#page.store.exportAll(),
+    );
   }
 
   #importButton() {
@@ -124,7 +165,8 @@ export class ConversationList {
     });
     input.addEventListener("change", async () => {
       try {
-        importAll(await input.files[0].text());
+        await this.#page.store.importAll(await input.files[0].text());
+        input.value = ""; // the same file may be chosen again
         this.render();
       } catch (error) {
         this.#page.warn(error.message);

@@ -1,21 +1,24 @@
 // The page: the open conversation, the running answers, and the actions of keys and buttons.
 
-import { Attachments } from "./attachments.js";
 import { Chat } from "./chat.js";
 import { Completion } from "./completion.js";
-import { isEmpty, titleOf } from "./conversation.js";
+import { Composer, isTouched } from "./composer.js";
+import { canLeaveOut } from "./context.js";
+import { isAbove, isEmpty, mergeNodes, siblingsOf, titleOf } from "./conversation.js";
 import { byId, icon } from "./dom.js";
 import { Fill } from "./fill.js";
 import { prepareFold } from "./fold.js";
+import { Fullness } from "./fullness.js";
 import { askForKey, prepareKeyDialog } from "./key.js";
+import { isConfirming } from "./keys.js";
 import { ConversationList } from "./list.js";
+import { onDrawn } from "./math.js";
 import { Machine } from "./machine.js";
 import { Models } from "./models.js";
 import { Panels } from "./panels.js";
 import { settingsPanel } from "./sampling.js";
 import { say } from "./spoken.js";
-import { isStorageFull } from "./storage.js";
-import * as store from "./store.js";
+import { freshConversation, lastOpen, rememberOpen, rememberSettings, Store } from "./store.js";
 import { prepareTheme } from "./theme.js";
 import { fillWords, words } from "./words.js";
 
@@ -23,21 +26,32 @@ const SAVE_EVERY_MS = 1000;
 const VIEWS = { chat: Chat, completion: Completion, fill: Fill };
 const SEND = { chat: "send", completion: "complete", fill: "fillIn" };
 const KEYS = { completion: "ctrlEnterCompletes", fill: "ctrlEnterFills" };
-const isTouched = matchMedia("(pointer: coarse)");
 
 /** The page, with the methods that views and lists may call. */
 class Page {
   stage = byId("stage");
-  #conversation = store.lastConversation();
+  store = new Store(
+    (id, head, nodes) => this.#changedElsewhere(id, head, nodes),
+    () => this.#written(),
+  );
+  #conversation = freshConversation("chat");
   #view = null;
-  #running = new Map(); // conversation id -> {conversation, controller, reason, savedAt}
+  #running = new Map(); // conversation id -> {conversation, node, controller, reason, savedAt}
   #list = new ConversationList(this, byId("list"));
   #models = new Models(() => {
     this.#modelChanged();
     this.#machine.forget();
   });
-  #attachments = new Attachments((sentence) => this.warn(sentence));
+  #composer = new Composer(
+    () => this.submit(),
+    (draft) => this.#fullness.type(draft),
+    (sentence) => this.warn(sentence),
+  );
+  #fullness = new Fullness(() => this.#view.leaveOut());
+  #opening; // the promise of the store
+  #asked = 0; // conversations that the reader asked to see
   #pending = false;
+  #isAtEnd = true; // the reader has not scrolled away from the end
   #panels = new Panels();
   #machine = new Machine(
     (state, sentence) => this.#showState(state, sentence),
@@ -52,13 +66,25 @@ class Page {
     prepareFold();
     this.#prepareButtons();
     this.#prepareKeys();
-    store.onChangeElsewhere((id) => this.#changedElsewhere(id));
-    addEventListener("pagehide", () =>
-      this.#running.forEach(({ conversation }) => store.saveConversation(conversation)),
-    );
-    this.#show(this.#conversation);
+    addEventListener("pagehide", () => {
+      this.#running.forEach(({ conversation, node }) => this.#keep(conversation, [node]));
+      this.store.leave();
+    });
+    this.stage.addEventListener("scroll", ({ target }) => {
+      this.#isAtEnd = target.scrollHeight - target.scrollTop - target.clientHeight < 120;
+    });
+    onDrawn(() => this.follow(false));
+    this.#opening = this.#open();
     this.#machine.watch();
     if (!isTouched.matches) byId("prompt").focus();
+  }
+
+  async #open() {
+    await this.store.open();
+    const last = await this.store.load(lastOpen());
+    this.#list.render();
+    if (this.#asked === 0) this.#show(last ?? this.#conversation);
+    this.#written();
   }
 
   modelName() {
@@ -71,20 +97,28 @@ class Page {
     return this.#running.has(conversation.id);
   }
 
-  /** A signal by which the answer is stopped; null if this conversation has an answer under way already. */
-  begin(conversation) {
+  /** The tokens of a context; undefined: not known. */
+  contextTokens() {
+    return this.#models.chosen?.max_model_len;
+  }
+
+  /** Writes `nodes`, the last of which is about to grow. Returns a signal by which the answer is stopped; null if this
+   * conversation has an answer under way already. */
+  begin(conversation, nodes = []) {
     if (this.isRunning(conversation)) return null;
     const controller = new AbortController();
-    this.#running.set(conversation.id, { conversation, controller, reason: null, savedAt: 0 });
+    const node = nodes.at(-1);
+    this.#running.set(conversation.id, { conversation, node, controller, reason: null, savedAt: 0 });
     this.warn(null);
-    this.save(conversation);
+    this.save(conversation, nodes);
     this.#machine.wake();
     return controller.signal;
   }
 
   end(conversation) {
-    const wasRunning = this.#running.delete(conversation.id);
-    if (wasRunning) this.save(conversation);
+    const run = this.#running.get(conversation.id);
+    this.#running.delete(conversation.id);
+    if (run) this.save(conversation, [run.node].filter(Boolean));
     this.rerender(conversation);
     this.#machine.wake();
   }
@@ -98,7 +132,7 @@ class Page {
     const run = this.#running.get(conversation.id);
     if (run && performance.now() - run.savedAt > SAVE_EVERY_MS) {
       run.savedAt = performance.now();
-      store.saveConversation(conversation);
+      this.#keep(conversation, [run.node]);
     }
     if (conversation !== this.#conversation || this.#pending) return;
     this.#pending = true;
@@ -126,11 +160,19 @@ class Page {
     if (notice.textContent !== (sentence ?? "")) notice.textContent = sentence ?? "";
   }
 
-  save(conversation) {
-    if (!isEmpty(conversation)) store.saveConversation(conversation);
-    if (isStorageFull()) this.warn(words("storageFull"));
-    this.#list.render();
-    byId("title").textContent = titleOf(this.#conversation);
+  /** Writes what has changed: the conversation's own fields, and `nodes`. */
+  save(conversation, nodes = []) {
+    this.#keep(conversation, nodes);
+    this.#list.touch(conversation.id);
+    if (conversation === this.#conversation) byId("title").textContent = titleOf(conversation);
+  }
+
+  #keep(conversation, nodes) {
+    if (!isEmpty(conversation)) this.store.save(conversation, nodes.filter(Boolean));
+  }
+
+  #written() {
+    if (this.store.problem) this.warn(words(this.store.problem));
   }
 
   // -- conversations --------------------------------------------------------------------------
@@ -144,54 +186,97 @@ class Page {
     return this.#running.get(id)?.conversation ?? (this.#conversation.id === id ? this.#conversation : null);
   }
 
-  open(id) {
-    this.#show(this.live(id) ?? store.loadConversation(id) ?? store.freshConversation("chat"));
+  async open(id) {
+    const asked = (this.#asked += 1);
+    const found = this.live(id) ?? (await this.store.load(id));
+    if (asked !== this.#asked) return;
+    this.#show(found ?? freshConversation("chat"));
     this.#panels.uncover();
     byId("prompt").focus();
   }
 
   openNew(mode = this.#conversation.mode) {
-    this.#show(store.freshConversation(mode));
+    this.#asked += 1;
+    this.#show(freshConversation(mode));
     this.#panels.uncover();
     (byId("paper") ?? byId("prompt")).focus();
   }
 
-  renamed(conversation) {
-    if (conversation.id === this.#conversation.id) this.#conversation.title = conversation.title;
-    byId("title").textContent = titleOf(this.#conversation);
-    this.#list.render();
+  async rename(id, title) {
+    const conversation = this.live(id) ?? (await this.store.load(id));
+    if (!conversation) return;
+    conversation.title = title;
+    this.save(conversation);
   }
 
-  deleted(id) {
+  /** Removes a conversation. `isElsewhere`: another tab has removed it. */
+  removed(id, isElsewhere = false) {
+    this.stopRunning(id);
     this.#running.delete(id);
-    if (id === this.#conversation.id) this.#show(store.freshConversation(this.#conversation.mode));
-    else this.#list.render();
+    if (id === this.#conversation.id) {
+      this.#show(freshConversation(this.#conversation.mode));
+      if (isElsewhere) this.warn(words("removedElsewhere"));
+    }
+    this.#list.drop(id);
   }
 
-  #changedElsewhere(id) {
-    const isMine = (id === null || id === this.#conversation.id) && !this.isRunning(this.#conversation);
-    const now = isMine ? store.loadConversation(this.#conversation.id) : null;
-    if (now) this.#show(now);
-    else this.#list.render();
+  /** Another tab has written `nodes` and the conversation's own fields, `head`; null: it has removed all. */
+  #changedElsewhere(id, head, nodes) {
+    if (head === null) return this.removed(id, true);
+    this.#list.touch(id);
+    const conversation = this.live(id);
+    if (!conversation) return;
+    const run = this.#running.get(id);
+    const theirs = nodes.filter((node) => node.id !== run?.node?.id);
+    mergeNodes(conversation, theirs);
+    const { leaf, ...fields } = head;
+    const isChanged = JSON.stringify(head.settings) !== JSON.stringify(conversation.settings);
+    const hasText = run && conversation.mode !== "chat"; // what is written here is newer
+    Object.assign(conversation, hasText ? { title: head.title, settings: head.settings } : fields);
+    delete conversation.isWritten;
+    // An answer that goes on from what is shown here is shown when it is complete.
+    const end = conversation.nodes[leaf];
+    const isDone = end && (end.role === "user" || end.figures || end.error);
+    if (!run && isDone && isAbove(conversation, conversation.leaf, leaf)) conversation.leaf = leaf;
+    if (conversation !== this.#conversation) return;
+    if (isChanged) this.#showSettings();
+    this.rerender(
+      conversation,
+      theirs.flatMap((node) => siblingsOf(conversation, conversation.nodes[node.id])),
+    );
   }
 
   #show(conversation) {
+    this.#view?.leave();
     this.#conversation = conversation;
     this.#view = new VIEWS[conversation.mode](this, conversation);
-    store.rememberOpen(conversation.id);
+    rememberOpen(conversation.id);
     this.warn(this.#running.get(conversation.id)?.reason ?? null);
-    this.#list.render();
+    this.#list.mark();
     this.#showSettings();
-    this.rerender(conversation);
+    this.#view.render();
+    this.#showControls();
   }
 
-  rerender(conversation) {
+  /** Shows what has changed in a conversation, if it is open: messages at its end, `nodes`, whether an answer is
+   * under way. */
+  rerender(conversation, nodes = []) {
     if (conversation !== this.#conversation) return;
     const focused = document.activeElement;
     const hadFocus = this.stage.contains(focused);
+    this.#view.update(nodes);
+    const isLost = hadFocus && (!focused.isConnected || focused.disabled);
+    this.#showControls();
+    if (isLost) (byId("paper") ?? byId("prompt")).focus();
+    // If the pressed button disappears, the focus must go elsewhere.
+    if (byId("composer").contains(focused) && focused.hidden)
+      byId(this.isRunning(conversation) ? "stop" : "send").focus();
+  }
+
+  #showControls() {
+    const conversation = this.#conversation;
     const isChat = conversation.mode === "chat";
     const isRunning = this.isRunning(conversation);
-    this.#view.render();
     byId("title").textContent = titleOf(conversation);
     document.querySelector(`[name=mode][value=${conversation.mode}]`).checked = true;
     byId("composer").dataset.mode = conversation.mode;
@@ -207,16 +292,14 @@ class Page {
       .filter(Boolean)
       .map((key) => words(key))
       .join(" · ");
-    if (hadFocus) (byId("paper") ?? byId("prompt")).focus();
-    // If the pressed button disappears, the focus must go elsewhere.
-    if (byId("composer").contains(focused) && focused.hidden) byId(isRunning ? "stop" : "send").focus();
+    const canLeave = () => !isRunning && canLeaveOut(conversation);
+    this.#fullness.show(isChat ? conversation : null, this.contextTokens(), canLeave);
   }
 
   /** Keeps the end of the text in sight, unless the reader has scrolled away from the end. */
   follow(isForced) {
-    const stage = this.stage;
-    if (isForced || stage.scrollHeight - stage.scrollTop - stage.clientHeight < 120)
-      stage.scrollTop = stage.scrollHeight;
+    this.#isAtEnd ||= isForced;
+    if (this.#isAtEnd) this.stage.scrollTop = this.stage.scrollHeight;
   }
 
   // -- settings and the machine ---------------------------------------------------------------
@@ -224,7 +307,7 @@ class Page {
   #showSettings() {
     const change = (settings, isAnew) => {
       this.#conversation.settings = settings;
-      store.rememberSettings(settings);
+      rememberSettings(settings);
       this.save(this.#conversation);
       if (isAnew) this.#showSettings();
     };
@@ -249,20 +332,18 @@ class Page {
   }
 
   #modelChanged() {
-    this.rerender(this.#conversation);
+    if (isEmpty(this.#conversation)) this.#view.render(); // it names the model
+    this.#showControls();
   }
 
   // -- buttons and keys -----------------------------------------------------------------------
 
-  submit() {
+  async submit() {
+    await this.#opening; // a reader may be faster than the store
     if (this.isRunning(this.#conversation)) return;
     if (this.#conversation.mode !== "chat") return void this.#view.submit();
-    const prompt = byId("prompt");
-    const text = prompt.value;
-    if (!text.trim() && this.#attachments.isEmpty) return;
-    prompt.value = "";
-    this.#fitPrompt();
-    this.#view.submit(this.#attachments.takeInto(text));
+    const text = this.#composer.take();
+    if (text) this.#view.submit(text);
   }
 
   #prepareButtons() {
@@ -277,36 +358,18 @@ class Page {
     });
     byId("stop").addEventListener("click", () => this.stopRunning());
     byId("undo").addEventListener("click", () => this.#view.undo());
-    byId("composer").addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.submit();
-    });
     byId("modes").addEventListener("change", (event) => this.openNew(event.target.value));
   }
 
   #prepareKeys() {
-    const prompt = byId("prompt");
-    prompt.addEventListener("input", () => this.#fitPrompt());
-    prompt.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing || isTouched.matches) return;
-      event.preventDefault();
-      this.submit();
-    });
     document.addEventListener("keydown", (event) => {
-      if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
-      if (this.#panels.isOver) this.#panels.uncover();
-      else if (this.isRunning(this.#conversation)) {
-        this.stopRunning();
-        say(words("stopped"));
-      }
+      if (event.key !== "Escape" || event.defaultPrevented || isConfirming(event)) return;
+      if (document.querySelector("dialog[open], :popover-open")) return; // the browser closes it
+      const isRunning = this.isRunning(this.#conversation);
+      if (this.#panels.escape(isRunning) || !isRunning) return;
+      this.stopRunning();
+      say(words("stopped"));
     });
-  }
-
-  /** Makes the field as high as its text, up to the limit of the style. */
-  #fitPrompt() {
-    const prompt = byId("prompt");
-    prompt.style.blockSize = "auto";
-    prompt.style.blockSize = `${prompt.scrollHeight + 2}px`;
   }
 }
 

@@ -3,20 +3,25 @@
 
 import { wrapCode } from "./code.js";
 import { element } from "./dom.js";
+import { drawFormulas } from "./math.js";
+import { escape, texExtensions } from "./tex.js";
 import DOMPurify from "./vendor/dompurify.js";
 import { Marked } from "./vendor/marked.js";
 import { words } from "./words.js";
 
-const escape = (text) => text.replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
+let isGrowing = false;
 
 const marked = new Marked({ gfm: true, breaks: true });
-marked.use({
-  renderer: {
-    // HTML tags are shown as text: models write about HTML more often than in HTML.
-    html: ({ text }) => escape(text),
-    image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || words("image"))}</a>`,
+marked.use(
+  {
+    renderer: {
+      // HTML tags are shown as text: models write about HTML more often than in HTML.
+      html: ({ text }) => escape(text),
+      image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || words("image"))}</a>`,
+    },
   },
-});
+  texExtensions(() => isGrowing),
+);
 
 const ALLOWED = {
   ALLOWED_TAGS: [
@@ -46,16 +51,66 @@ const ALLOWED = {
     "th",
     "td",
     "input",
+    "span",
   ],
   ALLOWED_ATTR: ["href", "title", "class", "start", "align", "type", "checked", "disabled"],
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
+  ADD_URI_SAFE_ATTR: ["align", "start", "type"], // they are no addresses
   ALLOW_DATA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
 
-/** A fragment of the page. isGrowing: more of the text is to come. */
-export function markdown(text, isGrowing = false) {
-  const fragment = DOMPurify.sanitize(marked.parse(text), ALLOWED);
+/** A text as a fragment of the page. */
+export const markdown = (text) => fragmentOf(blocksOf(text, false), false);
+
+/** The blocks that are not final yet while a text grows: the last one, and one that it may still join. */
+const OPEN_BLOCKS = 2;
+
+/** A text that grows, at the end of an element. With each piece only the last blocks are made anew. */
+export class GrowingMarkdown {
+  #place;
+  #first; // the last child of the place that is not ours
+  #length = 0; // characters in final blocks
+  #final; // the last child of the final blocks
+
+  constructor(place) {
+    this.#place = place;
+    this.#first = this.#final = place.lastChild;
+  }
+
+  /** `text`: the whole text as it is now. */
+  update(text) {
+    const blocks = blocksOf(text.replace(/\r\n?/g, "\n").slice(this.#length), true);
+    const solid = blocks.flatMap((block, index) => (block.type === "space" ? [] : [index]));
+    const cut = solid.at(-OPEN_BLOCKS) ?? 0;
+    while (this.#place.lastChild !== this.#final) this.#place.lastChild.remove();
+    if (cut > 0) {
+      const done = blocks.slice(0, cut);
+      this.#length += done.reduce((sum, { raw }) => sum + raw.length, 0);
+      this.#place.append(fragmentOf(done, false));
+      this.#final = this.#place.lastChild;
+    }
+    this.#place.append(fragmentOf(blocks.slice(cut), true));
+  }
+
+  /** Takes a child in front of the text. */
+  moveBehind(child) {
+    if (this.#final === this.#first) this.#final = child;
+    this.#first = child;
+  }
+}
+
+function blocksOf(text, isMoreToCome) {
+  isGrowing = isMoreToCome;
+  try {
+    return marked.lexer(text);
+  } finally {
+    isGrowing = false;
+  }
+}
+
+function fragmentOf(blocks, isMoreToCome) {
+  const fragment = DOMPurify.sanitize(marked.parser(blocks), ALLOWED);
   for (const link of fragment.querySelectorAll("a")) {
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";
@@ -70,7 +125,8 @@ export function markdown(text, isGrowing = false) {
     heading.replaceWith(element("h3", {}, ...heading.childNodes));
   }
   fragment.querySelectorAll("table").forEach(wrapTable);
-  fragment.querySelectorAll("pre").forEach((pre) => wrapCode(pre, isGrowing));
+  fragment.querySelectorAll("pre").forEach((pre) => wrapCode(pre, isMoreToCome));
+  drawFormulas(fragment);
   return fragment;
 }
 

@@ -18,20 +18,24 @@ function stateOf(node) {
 /** The layers and the memory of a machine; what is wrong with it, if something is. */
 function remarkOf(node) {
   if (node.state === "failed") return node.reason;
+  if (node.state !== "ready") return hasOf(node);
+  return words("nodeTakes", { time: seconds(timeOf(node)), has: hasOf(node) });
+}
+
+function hasOf(node) {
   const [first, stop] = node.layers;
-  const facts = {
+  return words("nodeHas", {
     first: first + 1,
     last: stop,
     used: bytes(node.used_bytes),
     budget: bytes(node.budget_bytes),
-  };
-  if (node.state !== "ready") return words("nodeHas", facts);
-  return words("nodeTakes", { time: seconds(timeOf(node)), has: words("nodeHas", facts) });
+  });
 }
 
 /** An instrument for each of `nodes`, as GET /v1/engine/stats has them. */
 export function nodeReadings(nodes) {
   const shown = nodes.map(({ rank }) => reading(words("nodeTitle", { rank }), "explainNode", "bar"));
+  shown.forEach((each, index) => each.reserve(words("nodeTakes", { time: seconds(99.9), has: hasOf(nodes[index]) })));
   return {
     views: shown.map((each) => each.view),
     show(now) {

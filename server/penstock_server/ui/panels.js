@@ -23,6 +23,16 @@ export class Panels {
     return !isWide.matches && !(byId("list").hidden && byId("settings").hidden);
   }
 
+  /** Closes what Escape closes: the panel over the conversation, or the settings beside it. False: there is nothing.
+   * isBusy: Escape has something else to do, so that the settings close only from within. */
+  escape(isBusy) {
+    if (this.isOver) this.uncover();
+    else if (!byId("settings").hidden && (!isBusy || byId("settings").contains(document.activeElement)))
+      this.toggle("settings", false);
+    else return false;
+    return true;
+  }
+
   toggle(id, isShown = byId(id).hidden) {
     const wasInside = byId(id).contains(document.activeElement);
     byId(id).hidden = !isShown;

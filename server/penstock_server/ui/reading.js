@@ -9,7 +9,8 @@ export const HISTORY = 60;
 /** One instrument. explanation: the key of what its title means. An instrument of the `kind` "bar" has a bar with a mark, "spark" a line of the last values. */
 export function reading(title, explanation, kind) {
   const value = element("b", {}, "–");
-  const remark = element("span", { class: "words" });
+  const remark = element("span");
+  const room = element("span", { class: "words steady" }, remark);
   const fill = element("i", { class: "fill" });
   const mark = element("i", { class: "mark", hidden: true });
   const line = svg("polyline", {});
@@ -30,10 +31,14 @@ export function reading(title, explanation, kind) {
     "div",
     { class: "reading" },
     element("dt", {}, term(title, explanation)),
-    element("dd", {}, value, picture, remark),
+    element("dd", {}, value, picture, room),
   );
   return {
     view,
+    /** Keeps room for the longest remark, so that nothing below moves with the figures. */
+    reserve(sentence) {
+      room.dataset.longest = sentence;
+    },
     set(text, sentence) {
       if (value.textContent !== text) value.textContent = text;
       if (remark.textContent !== sentence) remark.replaceChildren(...explained(sentence));

@@ -107,8 +107,26 @@ export class Readings {
       queue: reading(words("sequences"), "explainSequences"),
     };
     this.#nodes = nodeReadings(stats.nodes);
+    this.#reserve(stats);
     const views = Object.values(this.#shown).map((each) => each.view);
     this.#place.replaceChildren(...views, ...this.#nodes.views);
+  }
+
+  /** Keeps room for what each instrument will say while answers are computed. */
+  #reserve(stats) {
+    const [time, number] = [seconds(99.9), (999_999).toLocaleString("en")];
+    const shown = this.#shown;
+    shown.tokens.reserve(words("sinceStart", { tokens: (99_999_999).toLocaleString("en") }));
+    shown.step.reserve(words("predictedFloor", { time, percent: percent(1) }));
+    for (const name of Object.keys(stats.links))
+      shown[name].reserve(words("ofMeasured", { rate: byteRate(this.#ableRate(name) || 1e9) }));
+    shown.experts?.reserve(words("expertsRemark", { bytes: bytes(999 << 20), layer: 99, expert: 999 }));
+    shown.guesses?.reserve(words("guessesRemark", { gained: "9.9", accepted: number, rejected: number }));
+    const blocks = count(stats.kv_blocks_total, "blocks");
+    shown.kv.reserve(words("blocksOf", { used: stats.kv_blocks_total.toLocaleString("en"), blocks }));
+    for (const tier of [shown.keptInRam, shown.kept])
+      tier?.reserve(words("keptSaved", { time, bytes: bytes(999 << 20) }));
+    shown.queue.reserve(words("runningWaiting", { waiting: 99 }));
   }
 
   clear() {
@@ -197,7 +215,7 @@ export class Readings {
     const able = this.#ableRate(name);
     const shown = this.#shown[name];
     if (!this.#streamedBytes(name)) {
-      shown.fill(null);
+      shown.fill(0);
       return shown.set(words("idle"), words("allResident"));
     }
     shown.set(now ? byteRate(now) : "0", words(able ? "ofMeasured" : "noRate", { rate: byteRate(able) }));

@@ -76,6 +76,7 @@ export class Strip {
       bytes: bytes(plan.streamed_bytes),
     });
     if (plan.nodes.length > 0) this.summary = words("ofThisMachine", { summary: this.summary });
+    this.#caption.dataset.longest = this.summary; // what is told of a sweep is shorter
     this.#describe(this.summary);
   }
 
@@ -198,6 +199,6 @@ export class Strip {
   }
 
   #tell(sentence) {
-    this.#caption.replaceChildren(...explained(sentence));
+    this.#caption.firstElementChild.replaceChildren(...explained(sentence));
   }
 }

@@ -7,7 +7,7 @@ import { ENGLISH } from "./english.js";
 const TABLES = { en: ENGLISH, zh: CHINESE };
 
 /** The first of the reader's languages that the page has. Any Chinese ("zh-TW") reads simplified characters. */
-const language =
+export const language =
   navigator.languages.map((tag) => tag.split("-")[0].toLowerCase()).find((tag) => tag in TABLES) ?? "en";
 const table = TABLES[language];
 

@@ -27,7 +27,7 @@ def linked(path: Path) -> set[Path]:
     """The files that a file of the page asks for, by any of the ways in which it can."""
     patterns = {
         ".html": r'(?:href|src)="([^"#]+)"',
-        ".js": r'(?:from |import\()"(\.[^"]+)"',
+        ".js": r'(?:from |import\(|new URL\()"(\.{0,2}[\w/]+[^"]+)"(?!, document)',
         ".css": r'url\("([^"]+)"\)',
     }
     base = UI.parent if path.suffix == ".html" else path.parent
@@ -56,6 +56,8 @@ def test_all_that_the_page_asks_for_is_served(client: TestClient) -> None:
         ("/ui/style.css", "text/css"),
         ("/ui/icon.svg", "image/svg+xml"),
         ("/ui/vendor/barlow-semi-condensed-500.woff2", "font/woff2"),
+        ("/ui/vendor/katex.css", "text/css"),
+        ("/ui/vendor/KaTeX_Main-Regular.woff2", "font/woff2"),
     ],
 )
 def test_types_and_policies(client: TestClient, path: str, kind: str) -> None:
@@ -165,3 +167,5 @@ def test_other_peoples_work_is_named_with_version_and_licence() -> None:
         version = re.search(r"(\d+\.\d+\.\d+)", (UI / "vendor" / f"{name}.js").read_text()[:300])
         assert version and re.search(rf"^{name}\.js .* {re.escape(version[1])} ", notes, re.MULTILINE)
         assert (UI / "vendor" / f"{name}.LICENSE.txt").exists()
+    version = re.search(r'version:"(\d+\.\d+\.\d+)"', (UI / "vendor" / "katex.js").read_text())
+    assert version and f" {version[1]} " in notes and (UI / "vendor" / "katex.LICENSE.txt").exists()
