@@ -16,7 +16,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_formats_in import GREEDY, PROMPTS, Ids, assert_computes
-from tiny_models import build
+from tiny_models import YARN_ROPE, build
 from tiny_tokenizers import TEXTS, save_sentencepiece
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from units import read_layer
@@ -120,6 +120,12 @@ def numbers(model: Any) -> dict[str, Any]:
     }
     if rope["rope_type"] in ("yarn", "linear"):
         found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
+    for key in ("beta_fast", "beta_slow"):
+        found |= {f"rope.scaling.yarn_{key}": rope[key]} if key in rope else {}
+    if rope["rope_type"] == "yarn" and "attention_factor" in rope:
+        found |= {"rope.scaling.yarn_attn_factor": rope["attention_factor"]}
+    if own := config.rope_parameters.get("sliding_attention"):
+        found |= {"rope.freq_base_swa": float(own["rope_theta"])}
     if original := rope.get("original_max_position_embeddings"):
         found |= {"rope.scaling.original_context_length": original}
     if rope["rope_type"] == "longrope":
@@ -184,6 +190,59 @@ def make(kind: str, folder: Path, of: str = "Q8_0", group_size: int = 32) -> Any
 def test_each_architecture(kind: str, tmp_path: Path) -> None:
     expected = make(kind, tmp_path)
     assert_computes(tmp_path / "model.gguf", expected, group_size=32)
+
+
+YARN = YARN_ROPE | {"beta_fast": 8.0, "beta_slow": 0.5, "attention_factor": 1.4}
+OWN_BASE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+}
+TURNS = ["full_attention", "sliding_attention", "sliding_attention"]
+#: A kind of model, what is different in it, and what the file says beyond numbers().
+SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "yarn's numbers": ("Llama", {"rope_parameters": YARN}, {}),
+    "attn_factor": (
+        "Llama",
+        {"rope_parameters": YARN_ROPE | {"attention_factor": 1.5 * (1 + 0.1 * math.log(4.0))}},
+        {"rope.scaling.attn_factor": 1.5, "rope.scaling.yarn_attn_factor": 0.0},
+    ),
+    "another base in windows": ("Gemma 3", CHANGES["Gemma 3"] | {"rope_parameters": OWN_BASE}, {}),
+    "windows by number": (
+        "Gemma 3",
+        {
+            "query_pre_attn_scalar": 16,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention"] + TURNS[:2],
+        },
+        {"attention.sliding_window_pattern": 2},
+    ),
+    "windows by layer": (
+        "Gemma 2",
+        {"query_pre_attn_scalar": 16, "num_hidden_layers": 3, "layer_types": TURNS},
+        {"attention.sliding_window_pattern": [False, True, True]},
+    ),
+    "no windows": (
+        "Gemma 3",
+        {"query_pre_attn_scalar": 16, "num_hidden_layers": 3, "layer_types": ["full_attention"] * 3},
+        {"attention.sliding_window": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_keys_that_change_the_arithmetic_are_read(name: str, tmp_path: Path) -> None:
+    kind, changes, metadata = SETTINGS[name]
+    model = build(kind, tmp_path / "source", **changes)
+    write_gguf(model, tmp_path / "model.gguf", "F32", changes=metadata)
+    ids = torch.randint(3, 160, (2, 40), generator=torch.Generator().manual_seed(5))
+    computed = UnquantizedModel(open_model(tmp_path / "model.gguf")).forward(ids)
+    with torch.inference_mode():
+        expected = model(ids).logits
+    torch.testing.assert_close(computed.logits, expected, atol=1e-4, rtol=1e-4)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and name != "model.embed_tokens.weight":
+            parameter.data = quantize(parameter.data, 0).dequantize()
+    assert_computes(tmp_path / "model.gguf", model)
 
 
 @pytest.mark.parametrize("of", ["Q8_0", "F16", "BF16", "F32"])
@@ -354,26 +413,59 @@ def test_the_unquantized_twin_is_what_the_file_says(kind: str, tmp_path: Path) -
     torch.testing.assert_close(computed.logits, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_split_files(tmp_path: Path) -> None:
-    """Two parts: the second has the tensors of the first file's last layer."""
-    make("Qwen2", tmp_path)
-    whole = read_layer(open_model(tmp_path / "model.gguf").store, 2).matrix("down")
-    reader = gguf.GGUFReader(tmp_path / "model.gguf")
-    for part in (1, 2):
-        writer = gguf.GGUFWriter(tmp_path / f"split-0000{part}-of-00002.gguf", "qwen2")
-        for field in reader.fields.values() if part == 1 else ():
-            if field.name.startswith(("qwen2.", "tokenizer.")):
+@pytest.fixture
+def parts(tmp_path: Path) -> tuple[Path, Path]:
+    """A model in two files: the second has the tensors of the last layer, the first has the vocabulary."""
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    write_byte_level(tmp_path / "source", tmp_path / "whole.gguf")
+    reader = gguf.GGUFReader(tmp_path / "whole.gguf")
+    files = folder / "split-00001-of-00002.gguf", folder / "split-00002-of-00002.gguf"
+    for number, file in enumerate(files):
+        writer = gguf.GGUFWriter(file, "llama")
+        for field in reader.fields.values() if number == 0 else ():
+            if field.name.startswith(("llama.", "tokenizer.")):
                 kinds = field.types[0], field.types[-1] if len(field.types) > 1 else None
                 writer.add_key_value(field.name, field.contents(), *kinds)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 2)
         for tensor in reader.tensors:
-            if tensor.name.startswith("blk.2") == (part == 2):
+            if tensor.name.startswith("blk.2") == (number == 1):
                 writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
         finish(writer)
-    mine = read_layer(open_model(tmp_path / "split-00001-of-00002.gguf").store, 2).matrix("down")
-    assert torch.equal(mine.qweight, whole.qweight) and torch.equal(mine.scale, whole.scale)
-    (tmp_path / "split-00002-of-00002.gguf").unlink()
+    return files
+
+
+def assert_is_whole(path: Path, whole: Path) -> None:
+    mine, all_of_it = (read_layer(open_model(file).store, 2).matrix("down") for file in (path, whole))
+    assert torch.equal(mine.qweight, all_of_it.qweight) and torch.equal(mine.scale, all_of_it.scale)
+    assert Tokenizer.load(path).encode(TEXTS[0]) == Tokenizer.load(whole).encode(TEXTS[0])
+
+
+def test_any_part_of_a_model_is_the_model(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    for part in parts:
+        assert_is_whole(part, tmp_path / "whole.gguf")
+    parts[1].unlink()
     with pytest.raises(CheckpointNotFound, match="split-00002-of-00002.gguf is not there"):
-        open_model(tmp_path / "split-00001-of-00002.gguf")
+        open_model(parts[0])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_part_under_another_name(number: int, parts: tuple[Path, Path], tmp_path: Path) -> None:
+    renamed = parts[number].rename(parts[number].with_name("mine.gguf"))
+    assert_is_whole(renamed, tmp_path / "whole.gguf")
+    parts[1 - number].rename(renamed.with_name("other.gguf"))
+    for load in (open_model, Tokenizer.load):
+        with pytest.raises(CheckpointNotFound, match=rf"mine.gguf is part {number + 1} of 2 by its header"):
+            load(renamed)
+
+
+def test_parts_under_each_others_names(parts: tuple[Path, Path]) -> None:
+    parts[0].rename(parts[0].with_name("first.gguf"))
+    parts[1].rename(parts[0])
+    parts[0].with_name("first.gguf").rename(parts[1])
+    with pytest.raises(CorruptFile, match="named as part 1 of 2, and is part 2 of 2"):
+        open_model(parts[0])
 
 
 SWEEP_UNDER_A_LIMIT = """
@@ -450,6 +542,11 @@ def test_a_file_is_a_model(tmp_path: Path) -> None:
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "experts": ({"expert_count": 8}, "has nothing for llama.expert_used_count"),
     "rope": ({"rope.scaling.type": "su", "rope.scaling.factor": 2.0}, "rope scaling 'su'"),
+    "another share of yarn": (
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.yarn_ext_factor": 0.5},
+        "0.5 for llama.rope.scaling.yarn_ext_factor",
+    ),
+    "longrope without factors": ({"rope.scaling.type": "longrope"}, "'longrope' without factors"),
     "half of each head": ({"rope.dimension_count": 8}, "rotates 50% of each head"),
     "long values": ({"attention.value_length": 32}, "different lengths"),
     "a number for each layer": (
@@ -457,6 +554,50 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "one for each layer for llama.attention.head_count_kv",
     ),
 }
+
+
+#: Keys of llama.cpp that change what some model computes, with a value that changes it and one that does not.
+OTHER_KEYS: dict[str, tuple[Any, Any]] = {
+    "attention.scale": (0.2, 0.0),
+    "attention.clamp_kqv": (5.0, 0.0),
+    "attention.causal": (False, True),
+    "attention.sliding_window": (64, 0),
+    "attention.temperature_scale": (0.1, 0.0),
+    "logit_scale": (0.5, 1.0),
+    "residual_scale": (0.5, 1.0),
+    "embedding_scale": (12.0, 1.0),
+    "final_logit_softcapping": (30.0, 0.0),
+    "expert_weights_scale": (2.5, 1.0),
+    "rope.freq_base_swa": (5e4, 10000.0),
+    "rope.scaling.attn_factor": (1.2, 1.0),
+    "rope.scaling.alpha": (1000.0, 0.0),
+    "nextn_predict_layers": (1, 0),
+    "attention.key_length_swa": (8, None),
+    "a_new_key": (1, None),
+    "xielu.beta": (1.0, None),
+}
+
+
+@pytest.mark.parametrize("key", OTHER_KEYS)
+def test_keys_that_are_not_read_are_refused(key: str, tmp_path: Path) -> None:
+    model = build("Llama", tmp_path / "source")
+    changing, idle = OTHER_KEYS[key]
+    write_gguf(model, tmp_path / "model.gguf", changes={key: changing})
+    with pytest.raises(UnsupportedModel, match=f"llama.{key}"):
+        open_model(tmp_path / "model.gguf")
+    if idle is not None:
+        yarn = {"rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.finetuned": True, "vocab_size": 160}
+        write_gguf(model, tmp_path / "model.gguf", changes={key: idle} | yarn)
+        open_model(tmp_path / "model.gguf").store.close()
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    make("Llama", tmp_path)
+    write_gguf(
+        build("Llama", tmp_path / "source"), tmp_path / "model.gguf", changes={"general.type": "adapter"}
+    )
+    with pytest.raises(UnsupportedModel, match=r"'adapter' \(general.type\)"):
+        open_model(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -132,5 +132,6 @@ DEEPSEEK = LatentMixtureFile(
     "deepseek_v2",
     _config,
     names=NAMES,
+    scores=None,
     whole_names={"exp_probs_b": "mlp.gate.e_score_correction_bias"},
 )

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.gguf_files.gguf_numbers import Numbers
+from penstock.weights.checkpoints.gguf_files.gguf_keys import check_same
+from penstock.weights.checkpoints.gguf_files.gguf_numbers import Numbers, window_layers
 from penstock.weights.checkpoints.gguf_files.gguf_rows import GgufRows, renamed
 from penstock.weights.checkpoints.int4_form import Int4Form, Int4Source
 from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry
@@ -43,6 +44,8 @@ class MixtureFile:
     exchanges_rows: bool = False
     #: The model's own code has gate and up in one matrix, row by row by turns.
     has_turns: bool = False
+    #: llama.cpp's number of what makes scores of a router's logits: 1 is softmax. None: the file decides.
+    scores: int | None = 1
     #: What the files leave out of rope's parameters.
     rope: dict[str, Any] = field(default_factory=dict)
 
@@ -56,6 +59,8 @@ class MixtureFile:
     def config(self, numbers: Numbers, rope: dict[str, Any]) -> dict[str, Any]:
         """What config.json says of the mixture."""
         count, chosen = numbers.integer("expert_count"), numbers.integer("expert_used_count")
+        if self.scores is not None and numbers.get("expert_gating_func", 0) != 0:
+            check_same(numbers, "expert_gating_func", self.scores, "Penstock knows one kind of scores here")
         return {
             "model_type": self.model_type,
             "rope_parameters": rope | (self.rope if rope["rope_type"] == "yarn" else {}),
@@ -189,7 +194,7 @@ _QWEN = {
 
 def _qwen3_config(numbers: Numbers) -> dict[str, Any]:
     # llama.cpp takes these for granted.
-    return {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    return _norm(numbers, True) | {"decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
 def _qwen2_config(numbers: Numbers) -> dict[str, Any]:
@@ -197,22 +202,33 @@ def _qwen2_config(numbers: Numbers) -> dict[str, Any]:
     if shared is None or len(shared.shape) != 2:
         raise CorruptFile(f"{numbers.path} has no blk.0.ffn_up_shexp.weight; download it again")
     return _qwen3_config(numbers) | {
-        "norm_topk_prob": False,
+        **_norm(numbers, False),
         "shared_expert_intermediate_size": shared.shape[0],
         "qkv_bias": "blk.0.attn_q.bias" in numbers.tensors,
     }
 
 
+def _norm(numbers: Numbers, usual: bool) -> dict[str, Any]:
+    """Whether the weights of a token's experts add up to one."""
+    return {"norm_topk_prob": bool(numbers.get("expert_weights_norm", usual))}
+
+
 def _mixtral_config(numbers: Numbers) -> dict[str, Any]:
+    check_same(numbers, "expert_weights_norm", True, "the weights of a token's experts add up to one here")
     return {"sliding_window": None}
 
 
 def _olmoe_config(numbers: Numbers) -> dict[str, Any]:
-    return {"norm_topk_prob": False, "clip_qkv": numbers.get("attention.clamp_kqv")}
+    return _norm(numbers, False) | {"clip_qkv": numbers.get("attention.clamp_kqv")}
 
 
 def _gpt_oss_config(numbers: Numbers) -> dict[str, Any]:
-    return {"attention_bias": True, "sliding_window": numbers.integer("attention.sliding_window")}
+    window = numbers.integer("attention.sliding_window")
+    return {
+        "attention_bias": True,
+        "sliding_window": window,
+        "layer_types": window_layers(numbers, 2, window),
+    }
 
 
 #: By llama.cpp's name of the architecture.
@@ -242,6 +258,7 @@ MIXTURES = {
         names={"ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"},
         whole_names={"attn_sinks": "self_attn.sinks"},
         has_turns=True,
+        scores=3,
         rope={"truncate": False},
     ),
 }

@@ -17,9 +17,10 @@ from penstock.text.gguf_vocabulary import end_tokens
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, EIGHT_BITS, GROUP, BlockType
 from penstock.weights.checkpoints.gguf_files.gguf_header import read_header
+from penstock.weights.checkpoints.gguf_files.gguf_keys import check_keys, check_same
 from penstock.weights.checkpoints.gguf_files.gguf_latents import DEEPSEEK
 from penstock.weights.checkpoints.gguf_files.gguf_mixtures import MIXTURES, MixtureFile
-from penstock.weights.checkpoints.gguf_files.gguf_numbers import Numbers
+from penstock.weights.checkpoints.gguf_files.gguf_numbers import Numbers, window_layers
 from penstock.weights.checkpoints.gguf_files.gguf_rows import GgufRows, RowOrder, read_vector, renamed
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
@@ -36,6 +37,7 @@ GEMMA_NAMES = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+TOKENS = "tokenizer.ggml.tokens"
 #: Factors of rope's frequencies, which belong in the config.
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 #: Names of mixtures of types that Penstock reads, by `general.file_type` (llama.h: llama_ftype).
@@ -161,7 +163,13 @@ def _config(numbers: Numbers) -> dict[str, Any]:
     for name in ("token_embd.weight", f"blk.{num_layers - 1}.attn_norm.weight"):
         if not numbers.tensors.get(name) or not numbers.tensors[name].shape:
             raise CorruptFile(f"{numbers.path} has no {name}; download it again")
-    return {
+    num_rows, tokens = numbers.tensors["token_embd.weight"].shape[0], numbers.metadata.get(TOKENS)
+    if isinstance(tokens, list) and len(tokens) > num_rows:
+        raise CorruptFile(
+            f"{numbers.path} has {len(tokens)} tokens and an embedding of {num_rows}; download it again"
+        )
+    rope = _rope(numbers)
+    config: dict[str, Any] = {
         "architectures": [f"{architecture.model}ForCausalLM"],
         "model_type": numbers.architecture,
         "hidden_size": numbers.integer("embedding_length"),
@@ -170,15 +178,18 @@ def _config(numbers: Numbers) -> dict[str, Any]:
         "num_key_value_heads": numbers.integer("attention.head_count_kv", numbers.num_heads),
         "head_dim": head_dim,
         "intermediate_size": mixture.width(numbers) if mixture else numbers.integer("feed_forward_length"),
-        "vocab_size": numbers.tensors["token_embd.weight"].shape[0],
+        "vocab_size": num_rows,
         "max_position_embeddings": numbers.integer("context_length"),
         "rms_norm_eps": numbers.real("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in numbers.tensors,
-        "rope_parameters": _rope(numbers),
+        "rope_parameters": rope,
         "bos_token_id": numbers.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": end_tokens(numbers.metadata) or None,
         "pad_token_id": None,  # without this, transformers takes the number of the first model of this kind
-    } | (mixture.config(numbers, _rope(numbers)) if mixture else architecture.config(numbers))
+    }
+    config |= mixture.config(numbers, rope) if mixture else architecture.config(numbers)
+    check_keys(numbers, rope["rope_type"])
+    return config
 
 
 def _rope(numbers: Numbers) -> dict[str, Any]:
@@ -193,28 +204,64 @@ def _rope(numbers: Numbers) -> dict[str, Any]:
         )
     if share < 1:
         rope["partial_rotary_factor"] = share
+    if numbers.architecture != "gemma3":
+        why = "Penstock computes all layers with the base of rope.freq_base"
+        check_same(numbers, "rope.freq_base_swa", rope["rope_theta"], why)
+    kind = numbers.get("rope.scaling.type", "linear")
+    factor = numbers.real("rope.scaling.factor", numbers.real("rope.scale_linear", 1.0))
+    factor = 1.0 if kind == "none" or factor == 0 else factor
     stored = [numbers.tensors[name] for name in ROPE_TENSORS if name in numbers.tensors]
-    factors = [read_vector(entry, num_rotated // 2) for entry in stored]
-    original = numbers.integer("rope.scaling.original_context_length", 0)
+    if stored and factor != 1:
+        raise UnsupportedModel(
+            f"{numbers.path} has factors of rope's frequencies ({stored[0].name}) and a rope scaling of "
+            f"{factor:g}; Penstock computes with one of the two"
+        )
+    if stored:
+        return rope | _by_factors(numbers, [read_vector(entry, num_rotated // 2) for entry in stored])
+    if kind not in ("none", "linear", "yarn"):
+        raise UnsupportedModel(
+            f"{numbers.path} has rope scaling {kind!r} without factors; there are: linear, yarn, longrope"
+        )
+    if factor == 1:
+        return rope
+    rope |= {"rope_type": kind, "factor": factor}
+    return rope | (_yarn(numbers, factor) if kind == "yarn" else {})
+
+
+def _by_factors(numbers: Numbers, factors: list[list[float]]) -> dict[str, Any]:
+    """LongRoPE, with factors for short and long texts; or one list for all lengths, as files have the
+    finished factors of Llama 3.1's scaling."""
+    attention = numbers.real("rope.scaling.attn_factor", 0.0)
+    rope: dict[str, Any] = {"rope_type": "longrope", "long_factor": factors[0], "short_factor": factors[-1]}
     if len(factors) == 2:
-        attention = numbers.real("rope.scaling.attn_factor", 0.0)
-        rope |= {"rope_type": "longrope", "long_factor": factors[0], "short_factor": factors[1]}
+        original = numbers.integer("rope.scaling.original_context_length", 0)
         rope |= {"original_max_position_embeddings": original}
         return rope | ({"attention_factor": attention} if attention else {})
-    if len(factors) == 1:
-        # Llama 3.1's scaling. The file has the finished factors: LongRoPE with one list for all lengths.
-        length = numbers.integer("context_length")
-        rope |= {"rope_type": "longrope", "long_factor": factors[0], "short_factor": factors[0]}
-        return rope | {"original_max_position_embeddings": length, "attention_factor": 1.0, "factor": 1.0}
-    older = numbers.real("rope.scale_linear", 1.0)
-    kind = numbers.get("rope.scaling.type", "linear")
-    factor = numbers.real("rope.scaling.factor", older)
-    if kind == "none" or factor == 1:
-        return rope
-    if kind not in ("linear", "yarn"):
-        raise UnsupportedModel(f"{numbers.path} has rope scaling {kind!r}; there are: linear, yarn, longrope")
-    rope |= {"rope_type": kind, "factor": factor}
-    return rope | ({"original_max_position_embeddings": original} if kind == "yarn" and original else {})
+    length = numbers.integer("context_length")
+    return rope | {
+        "original_max_position_embeddings": length, "attention_factor": attention or 1.0, "factor": 1.0
+    }  # fmt: skip
+
+
+def _yarn(numbers: Numbers, factor: float) -> dict[str, Any]:
+    """YaRN's numbers. `yarn_attn_factor` is config.json's attention_factor; `attn_factor` multiplies what
+    YaRN has anyway."""
+    rope: dict[str, Any] = {}
+    if original := numbers.integer("rope.scaling.original_context_length", 0):
+        rope["original_max_position_embeddings"] = original
+    for name in ("beta_fast", "beta_slow"):
+        if number := numbers.real(f"rope.scaling.yarn_{name}", 0.0):
+            rope[name] = number
+    attention = numbers.real("rope.scaling.yarn_attn_factor", 0.0)
+    share = numbers.real("rope.scaling.attn_factor", 1.0)
+    if share != 1:
+        if numbers.is_latent:
+            raise UnsupportedModel(
+                f"{numbers.path} has {share} for {numbers.architecture}.rope.scaling.attn_factor, where "
+                "Penstock knows 1"
+            )
+        attention = share * (attention or 1 + 0.1 * math.log(max(factor, 1.0)))
+    return rope | ({"attention_factor": attention} if attention else {})
 
 
 def _llama_config(numbers: Numbers) -> dict[str, Any]:
@@ -237,17 +284,27 @@ def _gemma2_config(numbers: Numbers) -> dict[str, Any]:
     # the number of layers, too.
     is_27b = numbers.integer("block_count") == (62 if numbers.architecture == "gemma3" else 46)
     width = numbers.integer("embedding_length") // numbers.num_heads if is_27b else numbers.head_dim
+    usual = 4096 if numbers.architecture == "gemma2" else 0
+    window = numbers.integer("attention.sliding_window", usual)
     return {
         "query_pre_attn_scalar": width,
         "attn_logit_softcapping": numbers.real("attn_logit_softcapping", 0.0) or None,
         "final_logit_softcapping": numbers.real("final_logit_softcapping", 0.0) or None,
-        "sliding_window": numbers.integer("attention.sliding_window", 0) or None,
+        "sliding_window": window or numbers.integer("context_length"),  # which no layer has then
         "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": window_layers(numbers, 2, window),
     }
 
 
 def _gemma3_config(numbers: Numbers) -> dict[str, Any]:
-    return _gemma2_config(numbers) | {"model_type": "gemma3_text"}
+    rope = _rope(numbers)
+    own = {"rope_type": "default", "rope_theta": numbers.real("rope.freq_base_swa", 10000.0)}
+    window = numbers.integer("attention.sliding_window", 0)
+    return _gemma2_config(numbers) | {
+        "model_type": "gemma3_text",
+        "rope_parameters": {"full_attention": rope, "sliding_attention": own},
+        "layer_types": window_layers(numbers, 6, window),
+    }
 
 
 ARCHITECTURES = {

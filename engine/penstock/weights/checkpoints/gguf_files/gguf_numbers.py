@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ class Numbers:
     path: Path
     metadata: Metadata
     tensors: dict[str, TensorEntry]
+    #: The names that get() was asked for. What nobody asks for has no effect (gguf_keys.py).
+    asked: set[str] = field(default_factory=set, compare=False)
 
     @property
     def architecture(self) -> str:
@@ -26,6 +28,7 @@ class Numbers:
 
     def get(self, name: str, default: Any = None) -> Any:
         """A value whose key begins with the architecture's name."""
+        self.asked.add(name)
         return self.metadata.get(f"{self.architecture}.{name}", default)
 
     def real(self, name: str, default: float | None = None) -> float:
@@ -61,3 +64,18 @@ class Numbers:
         if self.is_latent:
             return self.integer("rope.dimension_count")
         return self.integer("attention.key_length", self.integer("embedding_length") // self.num_heads)
+
+
+def window_layers(numbers: Numbers, period: int, window: int) -> list[str]:
+    """`layer_types` of config.json: every `period`-th layer sees all of a text, or as the file says; all
+    layers, if the window is 0. Raises UnsupportedModel."""
+    count, told = numbers.integer("block_count"), numbers.get("attention.sliding_window_pattern", period)
+    if isinstance(told, list) and len(told) >= count:
+        has_window = [bool(each) for each in told[:count]]
+    elif isinstance(told, int) and told >= 0:
+        has_window = [told == 0 or index % told < told - 1 for index in range(count)]
+    else:
+        raise UnsupportedModel(
+            f"{numbers.path} has {told!r} for {numbers.architecture}.attention.sliding_window_pattern"
+        )
+    return ["sliding_attention" if window and each else "full_attention" for each in has_window]
