@@ -39,6 +39,7 @@ LEVELS: list[set[str]] = [
     {"penstock_server.api"},
     {"penstock_server.commands", "penstock_server.serving"},
     {"penstock_server.cli"},
+    {"penstock_server.start"},
     {"penstock_server.__main__", "penstock.__main__"},
 ]
 #: Decisions on plain numbers.

@@ -82,7 +82,8 @@ class EngineConfig:
     #: (W8A16). "int8" is one row per token (W8A8): faster for large batches, and less exact.
     activations: Activations = "int16"
     #: Number of inputs that share a scale, for checkpoints that are quantized while they are loaded: 32, 64
-    #: or 128. None: one scale per output channel for INT8, and groups of 64 for INT4.
+    #: or 128; 0: all inputs of an output channel. None: the groups of the files where these have some (GGUF,
+    #: FP8), otherwise one scale per output channel for INT8, and groups of 64 for INT4.
     group_size: int | None = None
     #: What unquantized checkpoints become while they are loaded: INT8; or 4 bits in the layers' matrices; or
     #: INT8 there, whose upper and lower 4 bits lie apart, which can be made of INT8 checkpoints, too.
@@ -264,8 +265,12 @@ class EngineConfig:
             raise ConfigError(
                 f"kernel_tuning is for native kernels, and the kernels are {self.kernels!r}; leave one out"
             )
-        if self.group_size not in (None, *GROUP_SIZES):
-            raise ConfigError(f"group_size is {self.group_size}; choose one of {GROUP_SIZES}, or none")
+        if self.group_size not in (None, 0, *GROUP_SIZES):
+            raise ConfigError(f"group_size is {self.group_size}; choose one of {(0, *GROUP_SIZES)}, or none")
+        if self.group_size == 0 and self.weights == "int4":
+            raise ConfigError(
+                f"group_size is 0, and 4 bits need groups of inputs: choose one of {GROUP_SIZES}, or none"
+            )
 
     def _check_numbers(self) -> None:
         for name, least in (

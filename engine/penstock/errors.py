@@ -113,10 +113,14 @@ class InvalidParameter(RequestError):
 class ContextOverflow(RequestError):
     """The prompt together with its answer exceeds the context length or the KV budget."""
 
-    def __init__(self, message: str, num_prompt_tokens: int, max_model_len: int) -> None:
+    def __init__(
+        self, message: str, num_prompt_tokens: int, max_model_len: int, num_answer_tokens: int = 0
+    ) -> None:
+        """num_answer_tokens: what the request asks for, if the prompt alone would fit; else 0."""
         super().__init__(message)
         self.num_prompt_tokens = num_prompt_tokens
         self.max_model_len = max_model_len
+        self.num_answer_tokens = num_answer_tokens
 
 
 class QueueFull(PenstockError):

@@ -1,5 +1,5 @@
 """`python -m penstock_server` is `penstock`."""
 
-from penstock_server.cli import main
+from penstock_server.start import main
 
 raise SystemExit(main())

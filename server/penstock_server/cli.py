@@ -7,6 +7,8 @@ Exit codes: 0 done, 1 failed (one line on stderr says why), 2 wrong usage, 130 i
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import os
 import signal
 import sys
@@ -21,15 +23,24 @@ from penstock_server.serving.listener import bind
 from penstock_server.settings.settings import Settings
 from penstock_server.settings.sources import make_settings
 
+#: What a full disk behind stdout says.
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
+    for stream in (sys.stdin, sys.stdout):  # characters that the terminal lacks, bytes that are no text
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     options = build_parser().parse_args(arguments)
     try:
         _check_contradictions(options)
         _check_table(options)
         settings = make_settings(vars(options), os.environ, _needs_model(options))
-        return _run(options, settings)
+        code = _run(options, settings)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # the last lines reach nobody, or a full disk, as well as the first ones
+        return code
     except ConfigError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 2
@@ -43,9 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in _OUTPUT_ERRORS:
             raise
-        print(f"penstock: {error.filename}: {error.strerror}", file=sys.stderr)
+        what = "the output can't be written" if error.filename is None else error.filename
+        print(f"penstock: {what}: {error.strerror}", file=sys.stderr)
         return 1
 
 

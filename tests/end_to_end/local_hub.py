@@ -8,6 +8,7 @@ import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 COMMIT = "c0ffee" + "0" * 34
 
@@ -23,6 +24,13 @@ class LocalHub:
         self.breaks_after: int | None = None
         #: Names of files whose bytes are not those of their checksum.
         self.corrupt: set[str] = set()
+        #: Headers of answers about files, in place of the right ones; None leaves one out.
+        self.headers: dict[str, str | None] = {}
+        #: What is added to the JSON about a repository, and to that about its files.
+        self.model: dict[str, Any] = {}
+        self.tree: list[dict[str, Any]] = []
+        #: (status, headers, body) of each answer, of a server that is no hub.
+        self.portal: tuple[int, dict[str, str], bytes] | None = None
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -49,7 +57,10 @@ class LocalHub:
 
     def answer(self, request: BaseHTTPRequestHandler, has_body: bool) -> None:
         path = request.path.partition("?")[0]
-        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path):
+        if self.portal is not None:
+            status, headers, body = self.portal
+            self._send(request, status, body, headers, has_body)
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path):
             self._tell_files(request, match[1])
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+", path):
             self._tell_tree(request, match[1])
@@ -66,7 +77,7 @@ class LocalHub:
         ]
         body = {"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
         is_there = folder.is_dir()
-        self._send(request, 200 if is_there else 404, json.dumps(body).encode(), {})
+        self._send(request, 200 if is_there else 404, json.dumps(body | self.model).encode(), {})
 
     def _tell_tree(self, request: BaseHTTPRequestHandler, name: str) -> None:
         folder = self.root / name
@@ -75,7 +86,7 @@ class LocalHub:
             for path in sorted(folder.rglob("*"))
             if path.is_file()
         ]
-        self._send(request, 200, json.dumps(tree).encode(), {})
+        self._send(request, 200, json.dumps(tree + self.tree).encode(), {})
 
     def _send_file(self, request: BaseHTTPRequestHandler, path: Path, has_body: bool) -> None:
         if not path.is_file():
@@ -85,6 +96,7 @@ class LocalHub:
         is_large = path.suffix == ".safetensors"
         checksum = hashlib.sha256(data) if is_large else hashlib.sha1(b"blob %d\0" % len(data) + data)
         headers = {"ETag": f'"{checksum.hexdigest()}"', "X-Repo-Commit": COMMIT}
+        told = {name: text for name, text in (headers | self.headers).items() if text is not None}
         if path.name in self.corrupt:
             data = data[:-1] + bytes([data[-1] ^ 1])
         begin = 0
@@ -92,7 +104,7 @@ class LocalHub:
             asked = request.headers.get("Range")
             self.sent.append((path.name, asked))
             begin = int(re.sub(r"\D", "", asked)) if asked else 0
-        self._send(request, 206 if begin else 200, data[begin:], headers, has_body)
+        self._send(request, 206 if begin else 200, data[begin:], told, has_body)
 
     def _send(
         self,

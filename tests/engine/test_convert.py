@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -21,6 +22,7 @@ from penstock.config import EngineConfig, WeightBits
 from penstock.engine import Engine
 from penstock.errors import CapacityError, CheckpointError, ConfigError, CorruptFile, MissingTensor
 from penstock.generation.requests.generation_request import SamplingParams
+from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.pages import PAGE
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
@@ -31,6 +33,7 @@ from penstock.weights.conversion.manifest import MANIFEST, verify
 from penstock.weights.conversion.unit_files import unit_files
 from penstock.weights.quantization_error import quantization_errors
 from penstock.weights.store import WeightStore
+from penstock.weights.tiers.readers import StoreReader
 from warm_python import run_warm
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
@@ -323,6 +326,83 @@ def stop_after(num_files: int) -> Callable[[int, int], None]:
             raise KeyboardInterrupt
 
     return report
+
+
+def overwrite(path: Path) -> None:
+    """One byte in place. The size stays."""
+    with path.open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        byte = stream.read(1)[0]
+        stream.seek(-1, os.SEEK_END)
+        stream.write(bytes([byte ^ 1]))
+
+
+def replace(path: Path) -> None:
+    """By a file of the same content: nobody can tell what was read of which."""
+    shutil.copyfile(path, path.with_name("new"))
+    path.with_name("new").replace(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("model.safetensors", overwrite),
+        ("model.safetensors", replace),
+        ("config.json", overwrite),
+        ("config.json", replace),
+        ("tokenizer.json", overwrite),
+    ],
+)
+def test_a_source_that_changes_meanwhile(
+    tiny_llama: Path, tmp_path: Path, name: str, change: Callable[[Path], None]
+) -> None:
+    """Neither a model nor a half of one is left, and another run makes a whole one."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(tiny_llama, source)
+    if name == "tokenizer.json":
+        (source / name).write_text("{}")
+
+    def report(done: int, total: int) -> None:
+        if done == total:  # the last file of weights is there
+            change(source / name)
+
+    with pytest.raises(CorruptFile, match=rf"{name} was changed .* is deleted: run it again"):
+        convert(store_of(source), out, report)
+    assert list(out.iterdir()) == []
+    shutil.copytree(tiny_llama, source, dirs_exist_ok=True)
+    convert(store_of(source), out)
+    convert(store_of(tiny_llama), tmp_path / "whole")
+    assert same_but_for_the_source(content(out), content(tmp_path / "whole"))
+
+
+def test_a_fault_of_the_disk_deletes_nothing(tiny_llama: Path, tmp_path: Path) -> None:
+    """What was written before is still of this source, and the next run goes on."""
+
+    def report(done: int, total: int) -> None:
+        raise CorruptFile("reading failed: Input/output error")
+
+    with pytest.raises(CorruptFile, match="Input/output error$"):
+        convert(store_of(tiny_llama), tmp_path / "out", report)
+    assert convert(store_of(tiny_llama), tmp_path / "out").num_resumed == 1
+
+
+@pytest.mark.parametrize("is_converted", [False, True])
+def test_a_file_that_changes_between_header_and_weights(
+    tiny_llama: Path, tmp_path: Path, is_converted: bool
+) -> None:
+    """Its tensors need not lie where the header said, so nothing of it is read."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    if is_converted:
+        convert(store_of(folder), tmp_path / "out")
+        folder = tmp_path / "out"
+    opened = open_model(folder)
+    file = opened.store.source.entry("model.layers.0.input_layernorm.weight").file
+    replace(file)
+    with contextlib.closing(StoreReader(opened.store)) as reader:
+        buffer = aligned_buffer(opened.store.units[layer_key(0)].layout.num_bytes)
+        with pytest.raises(CorruptFile, match=f"{file.name} was changed"):
+            reader.submit(layer_key(0), buffer).result()
 
 
 @pytest.mark.parametrize("place", ["moved", "touched", "hub cache"])

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import random
+import socket
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -161,7 +162,7 @@ def test_errors_that_pass_are_tried_again(
         assert not (is_direct and patched.errors)
     patched.errors = [error]
     entry, target = TensorEntry("a", file, PAGE, "U8", (PAGE,), PAGE), torch.zeros(PAGE, dtype=torch.uint8)
-    files = OpenFiles()
+    files = OpenFiles({})
     files.read_into(target, entry, 0)
     files.close()
     assert bytes(target.numpy()) == content[PAGE : 2 * PAGE] and not patched.errors
@@ -242,6 +243,58 @@ def test_reads_that_the_system_does_not_queue(file: Path, monkeypatch: pytest.Mo
     with DirectReader(3 * PAGE, 2) as reader:
         reader.submit(file, 0, len(content), buffer).result()
     assert bytes(buffer[: len(content)].numpy()) == content
+
+
+@pytest.mark.parametrize("keeps_times", [False, True])
+def test_a_file_that_is_changed_while_it_is_read(file: Path, keeps_times: bool) -> None:
+    """In the middle of a range of several blocks, by somebody who may even put the times back."""
+    before = file.stat()
+
+    def preadv(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        count = os.preadv(descriptor, buffers, offset)
+        if offset == PAGE:
+            with file.open("r+b") as stream:
+                stream.write(b"other bytes")
+            if keeps_times:
+                os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return count
+
+    with DirectReader(PAGE, 1, preadv) as reader:
+        assert reader.submit(file, 0, PAGE, aligned_buffer(PAGE)).result() == PAGE
+        with pytest.raises(CorruptFile, match=f"{file} was changed while it was in use"):
+            reader.submit(file, 0, 4 * PAGE, aligned_buffer(4 * PAGE)).result()
+
+
+def test_a_file_with_other_rights_or_names_is_the_same_file(file: Path) -> None:
+    with DirectReader() as reader:
+
+        def reads() -> bool:
+            return reader.submit(file, 0, PAGE, aligned_buffer(PAGE)).result() == PAGE
+
+        assert reads()
+        file.chmod(0o400)
+        assert reads()
+        file.with_name("second name").hardlink_to(file)
+        assert reads()
+        file.with_name("second name").unlink()
+        file.rename(file.with_name("moved"))
+        assert reads()
+        file.with_name("moved").unlink()
+        assert reads()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "model.safetensors"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(os.path.relpath(path))
+    with DirectReader() as reader, pytest.raises(CorruptFile, match=f"{path} (is no ordinary|can't be read)"):
+        reader.submit(path, 0, PAGE, aligned_buffer(PAGE))
 
 
 def test_a_file_that_was_changed_or_is_gone(file: Path, tmp_path: Path) -> None:

@@ -41,7 +41,12 @@ class Ids:
 
 
 def assert_computes(
-    folder: Path, expected: Any, group_size: int = 0, kernels: Any = "auto", is_rounded: bool = False
+    folder: Path,
+    expected: Any,
+    group_size: int = 0,
+    kernels: Any = "auto",
+    is_rounded: bool = False,
+    weights: Any = "int8",
 ) -> None:
     """That the engine's log-probabilities are those of transformers' model, once its embedding and head have
     been quantized as well, unless they are (`is_rounded`)."""
@@ -54,8 +59,9 @@ def assert_computes(
     # Plain kernels are slow, and a warm-up computes the largest step.
     few = {} if kernels == "auto" else {"max_num_seqs": 2, "max_num_batched_tokens": 48}
     config = EngineConfig(
-        kv_dtype="float32", group_size=group_size or None, max_model_len=128, kernels=kernels, **few
-    )
+        kv_dtype="float32", group_size=group_size or None, max_model_len=128, kernels=kernels,
+        weights=weights, **few
+    )  # fmt: skip
     with Engine.load(folder, config, tokenizer=tokenizer) as engine:
         for prompt in PROMPTS:
             (mine,) = engine.generate([prompt], GREEDY)

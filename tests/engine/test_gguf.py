@@ -174,22 +174,22 @@ def stored_as(weight: torch.Tensor, kind: str) -> torch.Tensor:
     return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), dtype), dtype).copy())
 
 
-def make(kind: str, folder: Path, of: str = "Q8_0", group_size: int = 32) -> Any:
+def make(kind: str, folder: Path, of: str = "Q8_0") -> Any:
     """Writes folder/model.gguf; returns transformers' model with the matrices that the engine should have."""
     model = build(kind, folder / "source", **CHANGES.get(kind, {}))
     write_gguf(model, folder / "model.gguf", of)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             parameter.data = stored_as(parameter.data, of)
-            if name != "model.embed_tokens.weight":
-                parameter.data = quantize(parameter.data, group_size).dequantize()
+            if of != "Q8_0" and name != "model.embed_tokens.weight":
+                parameter.data = quantize(parameter.data).dequantize()
     return model
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_architecture(kind: str, tmp_path: Path) -> None:
     expected = make(kind, tmp_path)
-    assert_computes(tmp_path / "model.gguf", expected, group_size=32)
+    assert_computes(tmp_path / "model.gguf", expected, is_rounded=True)
 
 
 YARN = YARN_ROPE | {"beta_fast": 8.0, "beta_slow": 0.5, "attention_factor": 1.4}
@@ -247,10 +247,10 @@ def test_keys_that_change_the_arithmetic_are_read(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("of", ["Q8_0", "F16", "BF16", "F32"])
 def test_each_kind_of_numbers(of: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    expected = make("Llama", tmp_path, of, group_size=0)
+    expected = make("Llama", tmp_path, of)
     with caplog.at_level(logging.INFO):
-        assert_computes(tmp_path / "model.gguf", expected)
-    assert ("quantized again, which loses 0.0" in caplog.text) == (of == "Q8_0")
+        assert_computes(tmp_path / "model.gguf", expected, is_rounded=of == "Q8_0")
+    assert "quantized again" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
@@ -262,12 +262,12 @@ def test_as_transformers_reads_it(kind: str, tmp_path: Path) -> None:
     expected = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     missing = expected.load_state_dict(theirs["tensors"], strict=False).missing_keys
     assert set(missing) <= {"lm_head.weight"}
-    layer = read_layer(open_model(tmp_path / "model.gguf", group_size=32).store, 1)
+    layer = read_layer(open_model(tmp_path / "model.gguf").store, 1)
     their_layer = expected.model.layers[1]
     qkv = torch.cat([getattr(their_layer.self_attn, f"{name}_proj").weight for name in "qkv"])
     assert torch.equal(layer.matrix("qkv").dequantize(), qkv)
     assert torch.equal(layer.matrix("down").dequantize(), their_layer.mlp.down_proj.weight)
-    assert_computes(tmp_path / "model.gguf", expected, group_size=32)
+    assert_computes(tmp_path / "model.gguf", expected, is_rounded=True)
 
 
 def test_a_group_size_that_codes_do_not_have_is_refused(tmp_path: Path) -> None:
@@ -284,13 +284,12 @@ def test_blocks_are_kept_as_groups(tmp_path: Path) -> None:
     """Integers and scales of the file itself."""
     make("Qwen2", tmp_path)
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
-    store = open_model(tmp_path / "model.gguf", group_size=32).store
+    store = open_model(tmp_path / "model.gguf").store
     down = read_layer(store, 2).matrix("down")
     blocks = torch.from_numpy(tensors["blk.2.ffn_down.weight"].data.copy()).view(-1, 34)
     assert torch.equal(down.qweight.view(-1, 32), blocks[:, 2:].view(torch.int8))
     assert torch.equal(down.scale.view(-1), blocks[:, :2].contiguous().view(torch.float16).flatten().float())
-    errors = {error.name: error.relative for error in quantization_errors(store)}
-    assert errors.pop("model.embed_tokens.weight") > 0 and set(errors.values()) == {0.0}
+    assert not list(quantization_errors(store))
 
 
 def test_reading_in_small_pieces_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,11 +386,11 @@ def test_converted_it_computes_the_same_bits(tmp_path: Path) -> None:
     tokens = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["w o"]}
     model = build("Llama, rope llama3", tmp_path / "source")
     write_gguf(model, tmp_path / "model.gguf", tokens=["w", "o", "wo", *TOKENS[3:]], changes=tokens)
-    for group_size in (None, 32):
+    for group_size in (None, 0):
         target = tmp_path / f"converted {group_size}"
         report = convert(open_model(tmp_path / "model.gguf", group_size=group_size).store, target)
         layers = [error for name, error in report.errors.items() if "layers" in name]
-        assert all(error == 0 for error in layers) == (group_size == 32)
+        assert all(error == 0 for error in layers) == (group_size is None)
         answers = []
         for folder in (tmp_path / "model.gguf", target):
             config = EngineConfig(group_size=group_size, num_resident_layers=1)
@@ -494,7 +493,7 @@ def test_a_file_much_larger_than_its_memory(tmp_path: Path) -> None:
     run = run_warm("-c", SWEEP_UNDER_A_LIMIT, str(tmp_path / "model.gguf"))
     assert run.returncode == 0, run.stderr[-2000:]
     layer, file = map(int, run.stdout.split())
-    assert layer > 30e6 and file > 12 * layer
+    assert layer > 30e6 and file > 11 * layer  # a scale has 16 bits in the file, and 32 in memory
 
 
 def write_sparse_gguf(path: Path, num_layers: int, hidden_size: int, intermediate_size: int) -> None:

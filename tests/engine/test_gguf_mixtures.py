@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_formats_in import assert_computes
 from test_gguf import TOKENS, finish, numbers
-from test_gguf_types import CODES, decoded, random_blocks
+from test_gguf_types import CODES, INTEGERS, decoded, random_blocks
 from test_mixtures import expert_bytes
 from tiny_models import build
 from torch import Tensor
@@ -61,7 +61,7 @@ def stored_name(name: str, config: Any, names: Any) -> str:
 
 def write(model: Any, path: Path, kinds: dict[str, str], changes: dict[str, Any] | None = None) -> None:
     """A file of a model, whose matrices have random blocks. The model's become what the package says of them,
-    in INT8 where they have no 4-bit codes."""
+    in INT8 where they have other numbers than codes of 4 bits and integers."""
     config, arch = model.config, ARCHITECTURES[model.config.model_type]
     count = getattr(config, "num_local_experts", None) or config.num_experts
     writer = gguf.GGUFWriter(path, arch)
@@ -93,7 +93,7 @@ def rounded(stored: str, name: str, value: Tensor, config: Any, kinds: dict[str,
     kind = kinds.get(word, kinds[""])
     blocks = random_blocks(kind, shape[:-1].numel(), shape[-1], seed)
     weight = decoded(kind, blocks)
-    if kind not in CODES:
+    if kind not in CODES + INTEGERS:
         weight = quantize(weight, 32).dequantize()
     weight = weight.view(shape)
     if config.model_type == "mixtral" and name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -110,7 +110,7 @@ def make(name: str, folder: Path, kinds: dict[str, str], **changes: Any) -> Any:
 
 
 KINDS = [("Qwen3-MoE", Q4_K_M), ("Qwen2-MoE", Q4_K_M), ("Mixtral", Q4_K_M), ("OLMoE", Q4_K_M),
-         ("gpt-oss", MXFP4)]  # fmt: skip
+         ("gpt-oss", MXFP4), ("gpt-oss", {"": "Q8_0"})]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "kinds"), KINDS)
@@ -119,7 +119,7 @@ def test_logits_equal_transformers(name: str, kinds: dict[str, str], tmp_path: P
     assert_computes(tmp_path / "model.gguf", model, is_rounded=True)
 
 
-@pytest.mark.parametrize(("name", "kinds"), [KINDS[0], KINDS[-1]])
+@pytest.mark.parametrize(("name", "kinds"), [KINDS[0], KINDS[4]])
 def test_converted_experts_are_one_read_each(
     name: str, kinds: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

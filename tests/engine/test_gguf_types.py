@@ -32,6 +32,8 @@ from penstock.weights.quantize import quantize
 
 gguf = pytest.importorskip("gguf")
 
+#: Types of integers with a scale for 32 of them, which are INT8 as they are.
+INTEGERS = ["Q5_0", "Q8_0"]
 CODES = ["Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
 FLOATS = ["Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K"]
 #: Where a block has its numbers in float16, and what these are divided by, so that elements are below 1.
@@ -110,7 +112,7 @@ def test_each_type(kind: str, tmp_path: Path) -> None:
         path = tmp_path / f"{rows}"
         path.write_bytes(stored.tobytes())
         entry = TensorEntry("x", path, 0, kind, (rows, blocks * width), stored.nbytes)
-        with Checkpoint(tmp_path, {}, {"x": renamed("x", GgufRows(entry), 32)}) as checkpoint:
+        with Checkpoint(tmp_path, {}, {"x": renamed("x", GgufRows(entry))}) as checkpoint:
             assert (checkpoint.entry("x").int4 is None) == (entry_type.form is None)
             found = [checkpoint.read_rows("x", at, min(at + 2, rows)) for at in range(0, rows, 2)]
             assert torch.equal(torch.cat(found), decoded(kind, stored))
@@ -141,12 +143,13 @@ def make(mixture: str, folder: Path, family: str = "Llama", **changes: Any) -> A
 
 
 def as_computed(model: Any, kinds: dict[str, str]) -> None:
-    """Rounds to INT8 what the engine rounds: types of more than 4 bits in groups of 32, others in rows."""
+    """Rounds to INT8 what the engine rounds: types of more than 4 bits in groups of 32, unless they are
+    integers with scales; others in rows."""
     names = gguf.get_tensor_name_map(gguf.constants.MODEL_ARCH[model.config.model_type.upper()], 2)
     for parameter, weight in model.named_parameters():
         if weight.dim() == 2:
             kind = kind_of(names.get_name(parameter, (".weight", ".bias")), kinds)
-            if kind not in CODES:
+            if kind not in CODES + INTEGERS:
                 weight.data = quantize(weight.data, 32 if kind in FLOATS else 0).dequantize()
 
 
@@ -155,7 +158,7 @@ def test_mixtures_in_a_model(mixture: str, tmp_path: Path, caplog: pytest.LogCap
     model = make(mixture, tmp_path)
     with caplog.at_level(logging.INFO):
         opened = open_model(tmp_path / "model.gguf")
-    has_floats = sorted(set(MIXTURES[mixture].values()) & set(FLOATS))
+    has_floats = sorted(set(MIXTURES[mixture].values()) & set(FLOATS) - set(INTEGERS))
     assert (f"{', '.join(has_floats)}, which become INT8 in groups of 32" in caplog.text) == bool(has_floats)
     ids = torch.randint(3, 160, (2, 40), generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():
@@ -189,6 +192,48 @@ def test_parts_keep_their_types(tmp_path: Path) -> None:
     assert store.is_quantized
     with pytest.raises(ConfigError, match="in 4 bits already, with scales per 32 inputs"):
         open_model(tmp_path / "model.gguf", group_size=64)
+
+
+@pytest.mark.parametrize("kind", INTEGERS)
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+@pytest.mark.parametrize("weights", ["int8", "planes"])
+def test_integers_are_kept(
+    kind: str, family: str, weights: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any integers, also blocks without the largest one of the type, in layers, embedding and head."""
+    MIXTURES.setdefault(kind, {"": kind})
+    model = make(kind, tmp_path, family)
+    with caplog.at_level(logging.INFO):
+        opened = open_model(tmp_path / "model.gguf", weights=weights)
+    store = opened.store
+    assert "quantized again" not in caplog.text and not list(quantization_errors(store))
+    layer, theirs = read_layer(store, 1), model.model.layers[1]
+    attention = [getattr(theirs.self_attn, f"{name}_proj").weight for name in "qkv"]
+    if weights == "int8":
+        assert torch.equal(layer.matrix("qkv").dequantize(), torch.cat(attention))
+        assert torch.equal(layer.matrix("down").dequantize(), theirs.mlp.down_proj.weight)
+    embedding = store.read_resident(store.tensors.embedding).matrix("embedding")
+    assert torch.equal(embedding.dequantize(), model.model.embed_tokens.weight)
+    assert torch.equal(store.read_exact("model.layers.1.mlp.down_proj.weight"), theirs.mlp.down_proj.weight)
+    assert_computes(tmp_path / "model.gguf", model, is_rounded=True, weights=weights)
+
+
+def test_one_scale_for_a_channel_is_there_for_who_asks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    MIXTURES.setdefault("Q8_0", {"": "Q8_0"})
+    model = make("Q8_0", tmp_path)
+    store = open_model(tmp_path / "model.gguf", group_size=0).store
+    down = read_layer(store, 1).matrix("down")
+    expected = quantize(model.model.layers[1].mlp.down_proj.weight.data)
+    assert torch.equal(down.qweight, expected.qweight) and torch.equal(down.scale, expected.scale)
+    assert {error.name for error in quantization_errors(store)} >= {"model.embed_tokens.weight"}
+    read_layer(open_model(tmp_path / "model.gguf", group_size=64).store, 1)
+    make("Q4_0", tmp_path)
+    with pytest.raises(ConfigError, match="which --group-size 0 can't change"):
+        open_model(tmp_path / "model.gguf", group_size=0)
+    with pytest.raises(ConfigError, match="group_size is 0, and 4 bits need groups"):
+        EngineConfig(weights="int4", group_size=0)
 
 
 def test_streamed_files_are_advised_to_be_converted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

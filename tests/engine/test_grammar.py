@@ -28,7 +28,7 @@ def test_grammars_are_values() -> None:
         (lambda: Grammar.json_schema("[" * 100_000), "not JSON"),
         (lambda: Grammar.json_schema("[]"), "not an object"),
         (lambda: Grammar.json_schema(False), "not an object"),
-        (lambda: Grammar.json_schema({"const": float("nan")}), "written as JSON"),
+        (lambda: Grammar.json_schema({"const": float("nan")}), "const is nan"),
         (lambda: Grammar.json_schema({"const": {1}}), "written as JSON"),
         (lambda: Grammar.json_schema({"x-guidance": 3}), "x-guidance"),
         (lambda: Grammar.choice([]), "at least one text"),

@@ -14,10 +14,14 @@ import pytest
 from penstock.errors import CorruptFile
 from penstock.memory import direct_io
 from penstock.memory.direct_io import DirectReader, aligned_buffer
+from penstock.memory.ordinary_file import FileIdentity
 from penstock.memory.pages import PAGE
+from penstock.memory.reads.block_reads import OpenFile
 from penstock.memory.reads.ordered_reads import NUM_TICKETS, OrderedRead, OrderedReads
 
 NUM_PAGES = 64
+#: A file whose descriptor is none.
+NOWHERE = OpenFile(Path("nowhere"), -1, True, True, FileIdentity(0, 0, 0, 0, (0, 0, 0, 0)))
 
 
 @pytest.fixture
@@ -64,7 +68,7 @@ def test_a_plain_read_that_is_refused_at_once_is_told_each_time() -> None:
     """A file that was changed after it was opened is refused before anything is read."""
     reads = OrderedReads()
     buffer = aligned_buffer(PAGE)
-    read = reads.give(-1, 0, 0, 0, buffer.data_ptr(), PAGE, refuse)
+    read = reads.give(NOWHERE, 0, buffer.data_ptr(), PAGE, refuse)
     for _ in range(2):
         with pytest.raises(CorruptFile, match="has changed"):
             read.result()
@@ -96,12 +100,25 @@ def test_a_file_that_was_changed_is_not_read(file: Path) -> None:
             after.result()
 
 
+def test_what_was_read_of_a_file_that_was_changed_meanwhile_is_refused(file: Path) -> None:
+    """Whoever computes with a range asks for its end before anybody gets what was computed."""
+    with DirectReader() as reader:
+        read = reader.order(file, 0, PAGE, aligned_buffer(PAGE))
+        assert read is not None
+        while not read.done():
+            pass
+        with file.open("r+b") as stream:
+            stream.write(b"other bytes")
+        with pytest.raises(CorruptFile, match="was changed"):
+            read.result()
+
+
 def test_a_passing_fault_is_made_good(file: Path) -> None:
     """The system refuses the read of a bad descriptor: the range comes in the plain way."""
     reads, buffer = OrderedReads(), aligned_buffer(PAGE)
     done = Future[int]()
     done.set_result(PAGE)
-    read = reads.give(-1, 0, 0, 0, buffer.data_ptr(), PAGE, lambda: done)
+    read = reads.give(NOWHERE, 0, buffer.data_ptr(), PAGE, lambda: done)
     assert read.result() == PAGE and read.ticket == -1
     reads.close()
 
@@ -144,7 +161,7 @@ def test_reads_that_are_dropped_end_their_thread() -> None:
     before = set(os.listdir("/proc/self/task"))
     reads = OrderedReads()
     with pytest.raises(CorruptFile):
-        reads.give(-1, 0, 0, 0, aligned_buffer(PAGE).data_ptr(), PAGE, refuse).result()  # the thread runs
+        reads.give(NOWHERE, 0, aligned_buffer(PAGE).data_ptr(), PAGE, refuse).result()  # the thread runs
     own = threads_of_reads() - before
     assert len(own) == 1
     del reads
@@ -172,7 +189,7 @@ def test_a_thread_that_can_not_be_woken_leaves_the_plain_way() -> None:
     done, buffer = Future[int](), aligned_buffer(PAGE)
     done.set_result(PAGE)
     for _ in range(3):
-        given = [reads.give(-1, 0, 0, 0, buffer.data_ptr(), PAGE, lambda: done) for _ in range(NUM_TICKETS)]
+        given = [reads.give(NOWHERE, 0, buffer.data_ptr(), PAGE, lambda: done) for _ in range(NUM_TICKETS)]
         assert [read.result() for read in given] == [PAGE] * NUM_TICKETS
     reads.close()
     os.close(other)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
+import io
 import os
 import socket
 import subprocess
@@ -15,6 +18,7 @@ import pytest
 from penstock.errors import CheckpointNotFound, PenstockError
 from penstock_server import cli
 from penstock_server.commands import terminal
+from penstock_server.commands.talking.lines import typed_text
 from penstock_server.serving import serve
 from penstock_server.serving.listener import bind
 from penstock_server.settings.settings import Settings
@@ -133,6 +137,68 @@ def test_a_file_that_may_not_be_read_is_one_line(
     monkeypatch.setattr(terminal, "generate", raises(OSError(5, "Input/output error")))
     with pytest.raises(OSError, match="Input/output error"):  # nothing says of what
         cli.main(["generate", "m"])
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "gbk", "utf-8"])
+def test_characters_that_the_terminal_lacks_end_nothing(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    """Of models' answers, and of whatever else commands print."""
+    for name in ("generate", "chat"):
+        written = io.BytesIO()
+        text = "caf\u00e9 \u4e2d \U0001f680 \udcff."
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
+        monkeypatch.setattr(terminal, name, lambda *_, text=text: print(text) or 0)
+        assert cli.main([name, "m"]) == 0
+        assert written.getvalue() == (text + "\n").encode(encoding, "replace")
+
+
+def test_what_is_no_text_becomes_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes in a pipe, and on the command line, where Python has them as lone surrogates."""
+    heard = []
+
+    def generate(settings: Settings, options: argparse.Namespace) -> int:
+        heard.append(typed_text(options.prompt))
+        return 0
+
+    monkeypatch.setattr(terminal, "generate", generate)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9!"), "utf-8"))
+    assert cli.main(["generate", "m"]) == 0
+    assert cli.main(["generate", "m", "--prompt", "caf\udce9!"]) == 0
+    assert heard == ["caf\ufffd!"] * 2
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.main(["generate", "m"]) == 2
+
+
+class Unwritable(io.RawIOBase):
+    """A stdout whose end takes nothing more."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if self.number:
+            raise OSError(self.number, os.strerror(self.number))
+        return len(data)
+
+
+def test_the_last_lines_reach_nobody(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are still in Python's buffer when the command is done. A disk that is full is told."""
+    monkeypatch.setattr(terminal, "generate", lambda *_: print("text") or 0)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    for number, said in ((errno.EPIPE, ""), (errno.ENOSPC, "penstock: the output can't be written: ")):
+        raw = Unwritable(number)
+        stdout = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8")
+        monkeypatch.setattr(stdout, "fileno", lambda: 1, raising=False)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert cli.main(["generate", "m"]) == 1
+        assert capsys.readouterr().err.startswith(said)
+        raw.number = 0  # for the end of the object
 
 
 @pytest.mark.parametrize("command", ["generate", "fill", "chat"])

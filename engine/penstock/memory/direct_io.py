@@ -15,7 +15,7 @@ import logging
 import mmap
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.errors import CorruptFile
+from penstock.memory.ordinary_file import FileIdentity, open_ordinary, unreadable
 from penstock.memory.pages import PAGE, round_up
 from penstock.memory.reads.block_reads import (
     Block,
@@ -115,6 +115,8 @@ class DirectReader:
         self._depth = depth
         self._preadv = preadv
         self._files: dict[Path, OpenFile] = {}
+        #: What files were before, where this is known.
+        self._known: Mapping[Path, FileIdentity] = {}
         #: Numbers of devices of which a direct read has worked.
         self._direct_devices: set[int] = set()
         self._lock = threading.Lock()
@@ -141,16 +143,22 @@ class DirectReader:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def expect(self, known: Mapping[Path, FileIdentity]) -> None:
+        """Take no other files than these in their places: their headers were read."""
+        self._known = known
+
     def submit(self, path: Path, offset: int, num_bytes: int, buffer: Tensor) -> Future[int]:
         """Read `num_bytes` from `offset` on into `buffer`. The offset and the buffer lie on page boundaries,
         and the buffer has room for num_bytes rounded up to whole pages. Anything may be written behind the
         last byte, up to the end of its page.
 
         The result is num_bytes. The future, or this call, raises CorruptFile if the file ends early, can't be
-        read, or was changed since it was first read.
+        read, or was changed since it was first read, even while this range was read.
         """
         address = _checked_address(offset, num_bytes, buffer)
-        whole = Range(self._unchanged(path), Future(), num_bytes)
+        file = self._open(path)
+        file.check()
+        whole = Range(file, Future(), num_bytes)
         starts = range(0, num_bytes, self._block_bytes)
         whole.num_blocks = len(starts)
         if not starts:
@@ -176,9 +184,7 @@ class DirectReader:
         file = self._open(path)
         assert self._ordered is not None and num_bytes, "can_order() comes first"
         again = partial(self.submit, path, offset, num_bytes, buffer)
-        return self._ordered.give(
-            file.descriptor, file.size, file.modified_ns, offset, address, num_bytes, again
-        )
+        return self._ordered.give(file, offset, address, num_bytes, again)
 
     def close(self) -> None:
         """Wait for all submitted reads, and end the threads."""
@@ -201,31 +207,16 @@ class DirectReader:
             with self._lock:  # several threads submit
                 return self._files.get(path) or self._opened(path)
         except OSError as error:
-            raise CorruptFile(f"{path} can't be read: {error.strerror}") from error
-
-    def _unchanged(self, path: Path) -> OpenFile:
-        """Raises CorruptFile if the file was changed since it was opened. Ordered reads look at it
-        themselves."""
-        file = self._open(path)
-        try:
-            status = os.fstat(file.descriptor)
-        except OSError as error:
-            raise CorruptFile(f"{path} can't be read: {error.strerror}") from error
-        if (status.st_size, status.st_mtime_ns) != (file.size, file.modified_ns):
-            raise CorruptFile(
-                f"{path} was changed while it was in use, so its weights may not be the model's any more; "
-                "put the model back and start again"
-            )
-        return file
+            raise unreadable(path, error) from error
 
     def _opened(self, path: Path) -> OpenFile:
-        """With the lock held: open a file. Raises OSError."""
+        """With the lock held: open a file. Raises OSError and CorruptFile."""
         descriptor, is_direct = _open_direct(path, self._direct_devices)
-        status = os.fstat(descriptor)
         can_queue = is_direct and is_queued(descriptor)
-        file = OpenFile(path, descriptor, is_direct, can_queue, status.st_size, status.st_mtime_ns)
-        self._files[path] = file
-        return file
+        identity = FileIdentity.of(os.fstat(descriptor))
+        self._files[path] = OpenFile(path, descriptor, is_direct, can_queue, self._known.get(path, identity))
+        self._files[path].check()
+        return self._files[path]
 
     def _reads_of(self, file: OpenFile) -> BlockReads:
         with self._lock:
@@ -248,9 +239,9 @@ def _checked_address(offset: int, num_bytes: int, buffer: Tensor) -> int:
 def _open_direct(path: Path, devices: set[int]) -> tuple[int, bool]:
     """A file descriptor, and whether its reads bypass the page cache. A read is tried with the first file of
     a device, which is added to `devices`: a trial would wait behind reads that are under way. Raises
-    OSError."""
+    OSError, and CorruptFile for what is no ordinary file."""
     try:
-        descriptor = patiently(os.open, path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+        descriptor, _ = patiently(open_ordinary, path, os.O_DIRECT)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.EACCES):
             raise
@@ -272,4 +263,4 @@ def _open_direct(path: Path, devices: set[int]) -> tuple[int, bool]:
         "%s is on a file system without direct reads: it is read through the page cache, which is slower",
         path,
     )
-    return patiently(os.open, path, os.O_RDONLY | os.O_CLOEXEC), False
+    return patiently(open_ordinary, path)[0], False

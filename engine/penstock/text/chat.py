@@ -1,27 +1,15 @@
-"""Chat: messages -> token ids, by the model's own template, in transformers' sandbox. EVA has a form of its
-own: dialogue.py."""
+"""Chat: messages -> token ids, by the model's own template, in a process that may be lost (text_process.py).
+EVA has a form of its own: dialogue.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
 from penstock.errors import InvalidParameter
 from penstock.text.dialogue import encode_dialogue, has_dialogue_form
+from penstock.text.text_process import Rendering, TextLost, text_process
 from penstock.text.tokenizer import Tokenizer
-
-#: Errors that a template raises, on purpose or because a message is not what the template expects.
-_REFUSALS = (
-    TemplateError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
 
 
 def can_chat(tokenizer: Tokenizer) -> bool:
@@ -65,29 +53,52 @@ def render_chat(
             "this model has no chat template, so it can't answer messages: use /v1/completions with a "
             "prompt, or put a chat_template.jinja into the model's folder",
         )
-    text = _written(
-        tokenizer,
-        messages if allow_special_tokens else tokenizer.control_tokens.mark(messages),
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        chat_template=chat_template,
-        **(template_kwargs if allow_special_tokens else tokenizer.control_tokens.mark(template_kwargs)),
+    asked = Rendering(
+        _template(tokenizer, chat_template, has_tools=template_kwargs.get("tools") is not None),
+        messages,
+        tokenizer.backend.special_tokens_map,
+        template_kwargs,
+        add_generation_prompt,
+        continue_final_message,
     )
-    if allow_special_tokens or not tokenizer.control_tokens.has_marks(text):
-        check_length(len(text))
+    text, origins = _rendered(asked, check_length)
+    if allow_special_tokens or not tokenizer.control_tokens.has_foreign(text, origins):
         # The template has written the special tokens already.
         return tokenizer.encode(text, add_special_tokens=False)
-    check_length(len(tokenizer.control_tokens.unmarked(text)))
-    return tokenizer.control_tokens.encode(text)
+    return tokenizer.control_tokens.encode(text, origins)
 
 
-def _written(tokenizer: Tokenizer, messages: list[dict[str, Any]], **kwargs: Any) -> str:
-    """What the template writes. Raises InvalidParameter if it refuses."""
-    try:
-        text: str = tokenizer.backend.apply_chat_template(messages, tokenize=False, **kwargs)
-    except _REFUSALS as error:
-        why = tokenizer.control_tokens.unmarked(str(error))
+def _template(tokenizer: Tokenizer, chosen: str | None, has_tools: bool) -> str:
+    """The source of the template. Raises InvalidParameter if none of several is the usual one."""
+    known = tokenizer.backend.chat_template
+    if not isinstance(known, dict):
+        return chosen or known or ""
+    if chosen is not None:
+        return str(known.get(chosen, chosen))
+    name = "tool_use" if has_tools and "tool_use" in known else "default"
+    if name not in known:
+        names = ", ".join(sorted(known))
         raise InvalidParameter(
-            "messages", f"the model's chat template refuses these messages: {why}"
+            "messages", f"the model has several chat templates and none is the usual one; there are: {names}"
+        )
+    return str(known[name])
+
+
+def _rendered(asked: Rendering, check_length: Callable[[int], None]) -> tuple[str, bytes]:
+    """What the template writes. Raises InvalidParameter if it refuses, and what `check_length` raises."""
+    if asked.add_generation_prompt and asked.continue_final_message:
+        raise InvalidParameter(
+            "messages", "continue_final_message and add_generation_prompt exclude each other: choose one"
+        )
+    try:
+        return text_process().render(asked, check_length)
+    except TextLost:
+        raise InvalidParameter(
+            "messages",
+            "the model's chat template takes too much time or memory for these messages: send fewer or "
+            "shorter ones; if the same happens with a short message, the template is broken",
+        ) from None
+    except ValueError as error:
+        raise InvalidParameter(
+            "messages", f"the model's chat template refuses these messages: {error}"
         ) from error
-    return text

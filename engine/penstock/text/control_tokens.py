@@ -1,13 +1,10 @@
 """ControlTokens: the tokens that only a chat template may write, and never the text of a message.
 
-A model takes "<|im_end|>" for the end of a turn, whoever wrote it. So the control tokens' names in the texts
-of a conversation are marked before the template is rendered. In the rendered text, a name without marks is
-the template's own. A second tokenizer, with the same model, normalizer and rules, knows the control tokens
-under secret names alone: the template's own get these names, and all others are ordinary text to it.
-
-The marks are digits, which no filter of a template changes (upper, tojson, trim), and are drawn for each
-process, so that no message can forge them. A conversation without a control token's name has no marks, and is
-tokenized as ever.
+A model takes "<|im_end|>" for the end of a turn, whoever wrote it. A rendered text comes with the origin of
+each of its characters (traced_text.py). A name is a control token where all its characters are the template's
+own, and ordinary text elsewhere. A second tokenizer, with the same model, normalizer and rules, knows the
+control tokens under secret names alone: the template's own get these names, and all others are ordinary text
+to it. A conversation without a control token's name is tokenized as ever.
 """
 
 from __future__ import annotations
@@ -19,13 +16,12 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from penstock.errors import InvalidParameter
+from penstock.text.traced_text import FOREIGN
 
 #: Added tokens of this shape control a model, also where its files don't call them special: Qwen's
 #: <|fim_prefix|>.
 _SHAPE = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
 _NUM_DIGITS = 24
-#: The member of a message that names its speaker. Templates compare it, and the server checks it.
-_SPEAKER = "role"
 
 
 class Spelling(Protocol):
@@ -53,54 +49,22 @@ class ControlTokens:
             and (token.special or _is_of_template(token.content, template))
             and token_id in tokenizer.encode(token.content, add_special_tokens=False)
         }
-        self._begin, self._end, self._cut, self._own = (_draw() for _ in range(4))
+        self._cut, self._own = _draw(), _draw()
         names = "|".join(map(re.escape, sorted(self.ids, key=len, reverse=True))) or "(?!)"
         self._names = re.compile(names)
-        self._marked = re.compile(
-            f"(?P<begin>{self._begin})?(?P<name>{names})(?P<end>{self._end})?|{self._begin}|{self._end}"
+
+    def has_foreign(self, rendered: str, origins: bytes) -> bool:
+        """Whether a rendered text has a control token's name that is not the template's own."""
+        return any(
+            FOREIGN in origins[found.start() : found.end()] for found in self._names.finditer(rendered)
         )
-        self._beginnings = frozenset(name[:number] for name in self.ids for number in range(1, len(name)))
-        self._longest = max(map(len, self.ids), default=1)
-
-    # -- marks ----------------------------------------------------------------------------------
-
-    def mark(self, value: Any) -> Any:
-        """A message, a tool or a variable of the template, with marks around the control tokens in its texts
-        and in its members' names. A message's role stays as it is."""
-        match value:
-            case str():
-                return self._mark_text(value)
-            case Mapping():
-                return {
-                    self.mark(key): item if key == _SPEAKER and isinstance(item, str) else self.mark(item)
-                    for key, item in value.items()
-                }
-            case list() | tuple():
-                return [self.mark(item) for item in value]
-        return value
-
-    def _mark_text(self, text: str) -> str:
-        """A text that ends with the beginning of a name gets a mark behind it, since a template might write
-        the rest of the name next."""
-        marked = self._names.sub(f"{self._begin}\\g<0>{self._end}", text)
-        kept = marked.rstrip()
-        most = min(len(kept), self._longest)
-        if any(kept[-number:] in self._beginnings for number in range(1, most + 1)):
-            marked = kept + self._end + marked[len(kept) :]
-        return marked
-
-    def has_marks(self, text: str) -> bool:
-        return self._begin in text or self._end in text
-
-    def unmarked(self, text: str) -> str:
-        return text.replace(self._begin, "").replace(self._end, "")
 
     # -- tokens ---------------------------------------------------------------------------------
 
-    def encode(self, rendered: str) -> list[int]:
-        """The token ids of a rendered text with marks. Raises InvalidParameter for a marked control token
+    def encode(self, rendered: str, origins: bytes) -> list[int]:
+        """The token ids of a rendered text. Raises InvalidParameter for a control token's name in a message
         that the tokenizer can't write as ordinary text."""
-        parts = list(self._parts(rendered))
+        parts = list(self._parts(rendered, origins))
         for is_cut in (False, True):
             ids = self._encode(parts, is_cut)
             if self._forbidden.isdisjoint(ids):
@@ -111,20 +75,17 @@ class ControlTokens:
             "leave the name out",
         )
 
-    def _parts(self, rendered: str) -> Iterator[tuple[str, bool]]:
+    def _parts(self, rendered: str, origins: bytes) -> Iterator[tuple[str, bool]]:
         """The rendered text in pieces: (text, whether it is a control token of the template's own). Between
         the pieces lie the places where a name that is no control token must be cut apart."""
-        end = 0
-        for match in self._marked.finditer(rendered):
-            yield rendered[end : match.start()], False
-            end = match.end()
-            if (name := match["name"]) is None:
-                continue
-            if match["begin"] is None and match["end"] is None:
-                yield name, True
-            else:
-                yield name[0], False
-                yield name[1:], False
+        end = place = 0
+        while found := self._names.search(rendered, place):
+            is_own = FOREIGN not in origins[found.start() : found.end()]
+            # In a foreign name, a name of the template's own may begin.
+            place = found.end() if is_own else found.start() + 1
+            yield rendered[end : found.start()], False
+            yield rendered[found.start() : place], is_own
+            end = place
         yield rendered[end:], False
 
     def _encode(self, parts: list[tuple[str, bool]], is_cut: bool) -> list[int]:

@@ -58,8 +58,9 @@ class WeightStore:
         keeps_planes: bool = True,
     ) -> None:
         """Checks that every tensor is there with its shape and that nothing else is. An unquantized
-        checkpoint is quantized to `weights`, with scales per `group_size` inputs; a quantized checkpoint has
-        its own. `keeps_planes`: a checkpoint in planes stays so whatever `weights` says; otherwise it becomes
+        checkpoint is quantized to `weights`, with scales per `group_size` inputs (0: per output channel;
+        None: as in the files, where these have groups); a quantized checkpoint has its own.
+        `keeps_planes`: a checkpoint in planes stays so whatever `weights` says; otherwise it becomes
         INT8, unless `weights` asks for planes.
 
         Raises MissingTensor, WrongTensor, UnexpectedTensor, UnsupportedModel (a quantization that is not
@@ -68,7 +69,7 @@ class WeightStore:
         self.checkpoint = checkpoint
         self.source = TensorSource(checkpoint, tensors.optional_prefix)
         wanted = quantized_tensors(tensors, checkpoint.config, weights, group_size)
-        wanted = with_own_groups(as_stored(wanted, self.source), group_size)
+        wanted = with_own_groups(as_stored(wanted, self.source, group_size != 0), group_size)
         self.tensors = _as_planes(wanted, checkpoint.config if keeps_planes else {}, weights)
         self.units = {unit.key: unit for unit in self.tensors.units}
         check_tensors(self.source, self.tensors, ignore_unexpected)

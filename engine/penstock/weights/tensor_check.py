@@ -48,7 +48,7 @@ def with_own_groups(tensors: ModelTensors, group_size: int | None) -> ModelTenso
     GGUF file) has a matrix in 4-bit codes with another one."""
     for tensor in (own for each in tensors.multiplied for own in in_one_format(each)):
         size = tensor.format.group_size
-        if group_size and isinstance(tensor.format, Int4) and size != group_size:
+        if group_size is not None and isinstance(tensor.format, Int4) and size != group_size:
             raise ConfigError(
                 f"{' + '.join(tensor.parts)} is in 4 bits already, with scales per {size} inputs, which "
                 f"--group-size {group_size} can't change. Leave out --group-size"

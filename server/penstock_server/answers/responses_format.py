@@ -104,7 +104,7 @@ class IncompleteDetails(BaseModel):
 
 
 class ResponseError(BaseModel):
-    code: Literal["server_error"]
+    code: Literal["server_error", "context_length_exceeded"]
     message: str
 
 
@@ -368,9 +368,16 @@ class ResponsesFormat:
         return [*events, self._items.event(response.status, response=response.model_dump())]
 
     def failed(self, error: ApiError) -> ResponseEvent:
-        reason = ResponseError(code="server_error", message=error.detail)
+        is_full = error.code == "context_length_exceeded"
+        code = "context_length_exceeded" if is_full else "server_error"
+        reason = ResponseError(code=code, message=error.detail)
         response = self._begun.model_copy(update={"status": "failed", "error": reason})
         return self._items.event("failed", response=response.model_dump())
+
+    async def refusal(self, error: Exception) -> AsyncGenerator[ResponseEvent, None]:
+        """The events of a request that is refused."""
+        for event in [*self.begin(), self.failed(api_error(error))]:
+            yield event
 
 
 def _is_cut(answers: Answers) -> bool:

@@ -166,12 +166,9 @@ def text_of(content: str | Iterable[Any]) -> str:
 
 
 def combined(turns: Iterable[Turn]) -> list[Turn]:
-    """Turns in which a user's or assistant's neighbouring turns are one, as at Anthropic. A system's turn
-    behind others becomes the user's: many chat templates have a place for the system in front alone."""
+    """Turns in which neighbouring turns of one role are one, as at Anthropic."""
     found: list[Turn] = []
     for turn in turns:
-        if turn.role == "system" and found and found[-1].role != "system":
-            turn = replace(turn, role="user")
         last = found[-1] if found else None
         if last is None or turn.role == "tool" or last.role != turn.role:
             found.append(turn)

@@ -34,10 +34,24 @@ def message_error(status: int, error: Mapping[str, Any], request_id: str | None 
     """The body of an answer, and the data of a stream's event `error`.
 
     error: the members of OpenAI's error object. This form has no place for the name of the wrong field, so
-    that the name stands in front of a message which lacks it."""
+    that the name stands in front of a message which lacks it. Claude Code makes room in a full context only
+    when it reads Anthropic's own sentence."""
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     message, param = str(error["message"]), error.get("param")
+    if error.get("code") == "context_length_exceeded":
+        message = _overflow(error["n_prompt_tokens"], error.get("n_answer_tokens", 0), error["n_ctx"])
     if param and str(param) not in message:
         message = f"{param}: {message}"
     body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": message}}
     return body | ({"request_id": request_id} if request_id else {})
+
+
+def _overflow(num_prompt: int, num_answer: int, num_context: int) -> str:
+    """Anthropic's sentence for a prompt without room, or without room beside so many tokens of an answer."""
+    if num_answer:
+        return (
+            f"input length and `max_tokens` exceed context limit: {num_prompt} + {num_answer} > "
+            f"{num_context}, decrease input length or `max_tokens` and try again"
+        )
+    # A prompt that fills the context leaves no room for a token of the answer.
+    return f"prompt is too long: {num_prompt} tokens > {min(num_context, num_prompt - 1)} maximum"

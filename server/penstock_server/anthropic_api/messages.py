@@ -10,9 +10,10 @@ from penstock_server.anthropic_api.errors import MessageError
 from penstock_server.anthropic_api.message_bodies import MessageBody, MessageEvent, TokenCount
 from penstock_server.anthropic_api.messages_format import MessagesFormat
 from penstock_server.anthropic_api.messages_request import MessagesRequest, PromptRequest
+from penstock_server.prompts.inputs import refuse_long_text
 from penstock_server.prompts.questions import count_tokens, read_chat, within_context
 from penstock_server.routing.body_route import BodyRoute
-from penstock_server.routing.checks import check_length, leave_out, require_json
+from penstock_server.routing.checks import LEAST_LIMIT, leave_out, require_json
 from penstock_server.routing.descriptions import errors_as, event_stream_of
 from penstock_server.routing.generation_routes import GenerationRoutes
 
@@ -48,7 +49,8 @@ class MessagesRoutes(GenerationRoutes):
         rules = self._settings.chat_rules
 
         def check(num_chars: int) -> None:
-            check_length("messages", num_chars, "characters", 8 * model.max_model_len)
+            if num_chars > LEAST_LIMIT:
+                refuse_long_text(model, num_chars)
 
         number = await self._texts.run(lambda: count_tokens(model, body.as_conversation, rules, check))
         return TokenCount(input_tokens=number)

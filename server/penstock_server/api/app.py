@@ -92,7 +92,7 @@ def create_app(
     metrics = RequestMetrics(models)
     texts = TextThread()
     responder = Responder(settings, metrics)
-    bodies = BodyReader(settings.max_request_size, settings.lenient)
+    bodies = BodyReader(settings.max_request_size, settings.lenient, always_lenient=f"{OLLAMA_PATH}/")
     endpoint = settings.otlp_traces_endpoint
     tracer = RequestTracer(endpoint, models.names[0]) if endpoint else None
 

@@ -8,7 +8,10 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from penstock import SamplingParams
+from penstock.errors import ContextOverflow
 from penstock_server.answers.responses_format import ResponseEvent, ResponseObject, ResponsesFormat
+from penstock_server.answers.streaming import EventStream, named_events
 from penstock_server.prompts.questions import read_input, read_response
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.responses_request import ResponsesRequest
@@ -43,17 +46,25 @@ class ResponsesRoutes(GenerationRoutes):
         model = used.model
         self._leave_out(body)
         rules = self._settings.chat_rules
-        question = await self._texts.run(lambda: read_response(model, body, rules))
-        form = ResponsesFormat(
-            body.request_id or request.state.request_id,
-            used.name,
-            model.tokenizer,
-            body,
-            question.params[0],
-            question.use,
-            tokens_as_ids=self._settings.return_tokens_as_token_ids,
-        )
-        return await self._responder.respond(used, request, body, form, question)
+        request_id = body.request_id or request.state.request_id
+        try:
+            question = await self._texts.run(lambda: read_response(model, body, rules))
+            form = ResponsesFormat(
+                request_id,
+                used.name,
+                model.tokenizer,
+                body,
+                question.params[0],
+                question.use,
+                tokens_as_ids=self._settings.return_tokens_as_token_ids,
+            )
+            return await self._responder.respond(used, request, body, form, question)
+        except ContextOverflow as error:
+            if not body.stream:
+                raise
+            # As at OpenAI. Codex makes room in a full context when it reads this event; a 400 ends its turn.
+            refused = ResponsesFormat(request_id, used.name, model.tokenizer, body, SamplingParams())
+            return EventStream(named_events(refused.refusal(error)), lambda: None)
 
     async def count(self, body: ResponsesRequest, request: Request) -> InputTokens:
         """The number of tokens of the input of a request to /v1/responses."""

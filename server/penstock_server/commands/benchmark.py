@@ -161,7 +161,11 @@ def _popularity(asked: str | None, shape: str | None, size: ModelFootprint) -> s
 def _random_folder(settings: Settings, shape: str) -> Path:
     config = find_shape(shape)
     weights, group_size = settings.weights, settings.group_size
-    kind = "" if (weights, group_size) == ("int8", None) else f"-{weights}-{group_size or INT4_GROUP_SIZE}"
+    kind = (
+        ""
+        if (weights, group_size or None) == ("int8", None)
+        else f"-{weights}-{group_size or INT4_GROUP_SIZE}"
+    )
     folder = settings.cache_dir / "shapes" / (shape.lower() + kind)
     if not (folder / "config.json").is_file():
         print(f"writing random weights of this shape to {folder}", file=sys.stderr)

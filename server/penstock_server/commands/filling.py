@@ -20,6 +20,7 @@ from penstock import (
 from penstock.errors import ConfigError
 from penstock_server.answers.fill_format import SpanReader
 from penstock_server.commands.talking.answering import REQUEST_ID, Answered, answer
+from penstock_server.commands.talking.lines import typed_text
 from penstock_server.commands.terminal import sampling_flags
 from penstock_server.facade.inside import model_of
 from penstock_server.facade.loading import load_engine, load_tokenizer, open_source
@@ -34,7 +35,7 @@ def fill(settings: Settings, options: argparse.Namespace) -> int:
     flags = sampling_flags(options)
     if options.blank == "":
         raise ConfigError("--blank is empty: give the text that is a blank, or leave --blank out")
-    text = sys.stdin.read().removesuffix("\n") if options.text is None else options.text
+    text = typed_text(options.text).removesuffix("\n" if options.text is None else "")
     blanks = BlankText.read(text, options.blank)
     body = _body(text, options, flags)
     _check_model(settings, blanks)

@@ -21,7 +21,7 @@ from penstock.errors import ConfigError, InvalidParameter, RequestError
 from penstock_server.commands.talking.answering import REQUEST_ID, answer
 from penstock_server.commands.talking.conversation import Conversation
 from penstock_server.commands.talking.dialogue import Dialogue
-from penstock_server.commands.talking.lines import messages, with_history
+from penstock_server.commands.talking.lines import messages, typed_text, with_history
 from penstock_server.facade.loading import load_engine
 from penstock_server.prompts.inputs import follow_form
 from penstock_server.settings.settings import Settings
@@ -41,7 +41,7 @@ _SAMPLING_FLAGS = (
 def generate(settings: Settings, options: argparse.Namespace) -> int:
     """Continues the text of --prompt, or of stdin."""
     flags = sampling_flags(options)
-    prompt = sys.stdin.read() if options.prompt is None else options.prompt
+    prompt = typed_text(options.prompt)
     with load_engine(settings) as engine:
         form = engine.forms.complete(prompt)
         token_ids = form.token_ids if form else engine.tokenizer.encode(prompt)
@@ -58,7 +58,8 @@ def chat(settings: Settings, options: argparse.Namespace) -> int:
     with load_engine(settings) as engine:
         if not can_chat(engine.tokenizer):
             raise RequestError("this model has no chat template; use `penstock generate`")
-        dialogue = Dialogue(Conversation(engine, sampling_params(engine, flags), options.system))
+        system = None if options.system is None else typed_text(options.system)
+        dialogue = Dialogue(Conversation(engine, sampling_params(engine, flags), system))
         print("Type a message; /help lists what else there is.", file=sys.stderr)
         with with_history(settings.cache_dir / "chat-history"):
             dialogue.hold(messages())

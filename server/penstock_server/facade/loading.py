@@ -21,7 +21,7 @@ from penstock.memory.spare_memory import SpareMemory
 from penstock.model.pooling.find_pooling import PoolingWish
 from penstock.model.registry import OpenModel, open_model
 from penstock.weights.checkpoints.checksums import Checksums, lines
-from penstock.weights.checkpoints.hub import find_config, find_model
+from penstock.weights.checkpoints.hub import REPOSITORY, find_config, find_model
 from penstock.weights.conversion.convert import convert
 from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.conversion.rounding import Rounding
@@ -75,7 +75,7 @@ def find_converted(cache_dir: Path, model: str) -> Path | None:
     """The copy of a repository that `pull --convert` has made, if there is one."""
     copy = converted_copy(cache_dir, model)
     # os.path says no where a cache may not be read; then it holds nothing for us.
-    if not model or os.path.exists(model) or not os.path.isdir(copy):
+    if not REPOSITORY.fullmatch(model) or os.path.exists(model) or not os.path.isdir(copy):
         return None
     logger.info("%s is the converted copy in %s", model, copy)
     return copy

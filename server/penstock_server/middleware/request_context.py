@@ -45,6 +45,11 @@ class RequestContext:
         token = current_request.set(info)
         status = 0
 
+        async def receive_counted() -> Message:
+            message = await receive()
+            info.num_body_bytes += len(message.get("body", b""))
+            return message
+
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
@@ -56,7 +61,7 @@ class RequestContext:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive_counted, send_with_id)
         except ClientDisconnect:
             status = CLIENT_CLOSED_REQUEST
         except Exception as error:

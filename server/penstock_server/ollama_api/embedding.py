@@ -7,13 +7,14 @@ from array import array
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from penstock import PoolingParams
 from penstock_server.models.pooled_model import ModelInUse
 from penstock_server.ollama_api.any_content_type import JsonRoute
 from penstock_server.ollama_api.errors import OllamaError
 from penstock_server.ollama_api.names import known_name
+from penstock_server.ollama_api.options import whole
 from penstock_server.ollama_api.requests import NO_OPTIONS, ModelFields
 from penstock_server.prompts.pooled_texts import TextRules, read_texts
 from penstock_server.protocol.wire import PositiveCount, Text
@@ -34,7 +35,7 @@ class EmbedRequest(ModelFields):
     truncate: bool | None = Field(
         None, description="Leave out the end of a text that is too long; true if null."
     )
-    dimensions: PositiveCount | None = None
+    dimensions: Annotated[PositiveCount, BeforeValidator(whole)] | None = None
 
 
 class OldEmbedRequest(ModelFields):

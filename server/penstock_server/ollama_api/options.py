@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from penstock_server.protocol.generation_fields import StopStrings
 from penstock_server.protocol.wire import MAX_INT, OnlyOne, OnlyZero
@@ -24,6 +24,14 @@ _OF_CHAT = (
 )
 
 
+def whole(value: object) -> object:
+    """Go and JavaScript send whole numbers as floats."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(whole)]
+
+
 class Options(BaseModel):
     """Unknown options are left out, as by Ollama, and named in the header X-Penstock-Ignored."""
 
@@ -31,18 +39,18 @@ class Options(BaseModel):
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_INT)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repeat_penalty: float | None = None
-    repeat_last_n: int | None = Field(None, description="0: no repeat_penalty; others have no effect.")
-    seed: int | None = Field(None, description="-1: any")
+    repeat_last_n: Whole | None = Field(None, description="0: no repeat_penalty; others have no effect.")
+    seed: Whole | None = Field(None, description="-1: any")
     stop: StopStrings | None = None
-    num_predict: Annotated[int, Field(ge=-2, le=MAX_INT)] | None = Field(
+    num_predict: Annotated[Whole, Field(ge=-2, le=MAX_INT)] | None = Field(
         None, description="The most tokens of the answer; 0 and less: as many as the context has room for."
     )
-    num_ctx: int | None = Field(None, description="Without effect: the server's context has its own size.")
+    num_ctx: Whole | None = Field(None, description="Without effect: the server's context has its own size.")
     speculation: bool | None = Field(
         None, description="Penstock's own. false: no guesses of the answer's tokens are computed ahead."
     )
@@ -63,7 +71,11 @@ class Options(BaseModel):
 
     def ignored(self, max_model_len: int) -> list[str]:
         """What is asked for and has no effect, by its place."""
-        found = [f"options.{name}" for name in self.model_extra or () if name not in _LOADING]
+        found = [
+            f"options.{name}"
+            for name, value in (self.model_extra or {}).items()
+            if value is not None and name not in _LOADING
+        ]
         if self.num_ctx is not None and self.num_ctx > max_model_len:
             found.append(f"options.num_ctx (the context has {max_model_len} tokens)")
         return found

@@ -1,5 +1,6 @@
 """The bodies of requests to Ollama's /api/chat and /api/generate. The rules are those of
-protocol/requests.py. Accepted without effect:
+protocol/requests.py, but for unknown fields: they are left out, as by Ollama, and named in the header
+X-Penstock-Ignored. Accepted without effect:
 
     shift      an answer ends when the context is full
     options of how to load a model      see options.py
@@ -28,16 +29,15 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from penstock import MAX_LOGPROBS
-from penstock_server.ollama_api.options import Options
+from penstock_server.ollama_api.options import Options, Whole
 from penstock_server.protocol.conversation import (
     Call,
     Conversation,
     Turn,
     template_kwargs,
     tool_offer,
-    wrong_call,
 )
-from penstock_server.protocol.messages import MAX_PARTS
+from penstock_server.protocol.messages import MAX_PARTS, MessageContent, text_of
 from penstock_server.protocol.output_formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from penstock_server.protocol.requests import MAX_MESSAGES, ChatCompletionRequest, CompletionRequest
 from penstock_server.protocol.tools import MAX_DEPTH, MAX_TOOLS, FunctionType, Tool, is_too_deep
@@ -57,8 +57,10 @@ def _refuse_images(value: object) -> None:
 Images = Annotated[None, PlainValidator(_refuse_images), WithJsonSchema({"type": "null"})]
 
 
-def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
+def _role(value: object) -> object:
+    """Chat templates know no developers: their messages are the system's."""
+    role = value.lower() if isinstance(value, str) else value
+    return "system" if role == "developer" else role
 
 
 def _check_arguments(value: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def _check_arguments(value: dict[str, Any]) -> dict[str, Any]:
 class CalledFunction(Wire):
     name: Annotated[Text, Field(min_length=1)]
     arguments: Annotated[dict[str, Any], AfterValidator(_check_arguments)]
-    index: int | None = None
+    index: Whole | None = None
     description: str | None = None
 
 
@@ -83,8 +85,8 @@ class ToolCall(Wire):
 
 
 class OllamaMessage(Wire):
-    role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(_lower)]
-    content: Text | None = None
+    role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(_role)]
+    content: MessageContent | None = None
     thinking: Text | None = Field(None, description="The reasoning of an earlier answer.")
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_PARTS)] | None = None
     tool_name: Text | None = None
@@ -97,6 +99,10 @@ class OllamaMessage(Wire):
         if self.tool_calls and self.role != "assistant":
             raise PydanticCustomError("misplaced_calls", "only an assistant's message has tool_calls")
         return self
+
+    @property
+    def text(self) -> str:
+        return text_of(self.content)
 
 
 class OllamaTool(Tool):
@@ -145,7 +151,7 @@ class GeneratingRequest(ModelFields):
     ) = Field(None, description="'json', or a JSON Schema that the answer must follow.")
     think: bool | Text | None = Field(None, description="Whether the model thinks first, or how hard.")
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     # accepted without effect
     shift: bool | None = None
@@ -187,9 +193,6 @@ class ChatRequest(GeneratingRequest):
     def _check_messages(self) -> ChatRequest:
         if self.messages:
             self.as_conversation.tools.check()
-            if (wrong := wrong_call(self.as_conversation.turns)) is not None:
-                reason = "no earlier message has this call" if wrong.is_result else "two calls have one id"
-                raise invalid("messages", f"{wrong.call_id!r}: {reason}")
         return self
 
     @cached_property
@@ -258,30 +261,28 @@ class GenerateRequest(GeneratingRequest):
 
 
 def turns_of(messages: Iterable[OllamaMessage]) -> Iterable[Turn]:
-    """The turns of messages. Calls without an id get one; a result without an id belongs to the first call of
-    its tool's name that has no result yet, or to the first call of all."""
+    """The turns of messages. Calls without an id of their own get one; a result without an id belongs to the
+    first call of its tool's name that has no result yet, or to the first call of all. A result without an
+    earlier call is shown as the result of its tool."""
     waiting: list[Call] = []
     for number, message in enumerate(messages):
-        calls = tuple(
-            Call(
-                call.id or f"call_{number}_{index}",
-                call.function.name,
-                json.dumps(call.function.arguments, ensure_ascii=False),
-            )
-            for index, call in enumerate(message.tool_calls or ())
-        )
-        call_id = message.tool_call_id
+        calls = tuple(_calls_of(message, number))
+        call_id, name = message.tool_call_id, message.name
         if message.role == "tool":
-            call_id = call_id or _call_of(message, waiting)
-            waiting = [call for call in waiting if call.call_id != call_id]
+            tool = message.tool_name or name
+            answered = [call for call in waiting if call_id in (None, "", call.call_id)]
+            answered = [call for call in answered if call_id or tool in (None, call.name)][:1]
+            call_id = answered[0].call_id if answered else call_id or f"result_{number}"
+            name = name if answered else tool
+            waiting = [call for call in waiting if call not in answered]
         waiting += calls
-        yield Turn(message.role, message.content or "", message.name, message.thinking, calls, call_id)
+        yield Turn(message.role, message.text, name, message.thinking, calls, call_id or None)
 
 
-def _call_of(message: OllamaMessage, waiting: list[Call]) -> str:
-    """The id of the call whose result a message is. Raises invalid()."""
-    name = message.tool_name or message.name
-    named = [call for call in waiting if name in (None, call.name)]
-    if not named:
-        raise invalid("messages", f"a result of {name!r} has no earlier call that waits for it")
-    return named[0].call_id
+def _calls_of(message: OllamaMessage, number: int) -> Iterable[Call]:
+    """number: the place of the message."""
+    ids = [call.id for call in message.tool_calls or ()]
+    for index, call in enumerate(message.tool_calls or ()):
+        is_own = call.id and call.id not in ids[:index]
+        call_id = call.id if call.id and is_own else f"call_{number}_{index}"
+        yield Call(call_id, call.function.name, json.dumps(call.function.arguments, ensure_ascii=False))

@@ -18,7 +18,7 @@ from penstock_server.pooling_api.ranking_bodies import (
     ScoreObject,
     ScoreRequest,
 )
-from penstock_server.prompts.pooled_texts import read_pairs
+from penstock_server.prompts.pooled_texts import num_pair_chars, read_pairs
 from penstock_server.routing.body_route import BodyRoute
 from penstock_server.routing.checks import require_json
 from penstock_server.routing.descriptions import ERRORS
@@ -82,7 +82,10 @@ class RankingRoutes(GenerationRoutes):
     ) -> tuple[list[float], PooledUsage]:
         model = used.model
         limit = body.truncate_prompt_tokens
-        texts = await self._texts.run(lambda: read_pairs(model, pairs, body.instruction, limit, most_second))
+        texts = await self._texts.run(
+            lambda: read_pairs(model, pairs, body.instruction, limit, most_second),
+            num_pair_chars(pairs, body.instruction),
+        )
         found = await self._responder.pool(used, request, texts, body.priority, body.cache_salt or "")
         usage = PooledUsage.of(sum(len(text.token_ids) for text in texts))
         return [score[0] for score in found], usage

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock import Blanks, FormedPrompt, Grammar, SamplingParams, render_chat, without_draws
 from penstock.errors import ContextOverflow, InvalidParameter
 from penstock_server.facade.model import ServedModel
+from penstock_server.prompts.system_turns import write_placed
 from penstock_server.prompts.vectors import find_soft_prompt, read_embeds
 from penstock_server.protocol.conversation import Call, Conversation, Turn
 from penstock_server.protocol.errors import ApiError
@@ -70,6 +71,13 @@ _TEMPLATE_ARGUMENTS = frozenset(
 )
 
 
+#: Characters that take about a second to tokenize.
+MOST_CHARS = 1 << 20
+#: A text that is not longer is tokenized as a whole, before anybody asks whether it fits.
+_LEAST_LOOK = 1 << 16
+#: The most characters of all bad_words, and of all stop strings. They are short phrases: a thousand of them
+#: have 64 characters each.
+MAX_PHRASE_CHARS = 1 << 16
 #: A text that will be truncated may have so many times the characters that the context has room for.
 TRUNCATED_TIMES = 4
 
@@ -116,8 +124,12 @@ def _read_after(model: ServedModel, body: CompletionRequest, soft_prompt: Prompt
 def _read_texts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
     tokenizer = model.tokenizer
     add_special_tokens = body.add_special_tokens is not False
+    if len(body.prompts) > 1:
+        refuse_many_chars(model, "prompt", sum(len(each) for each in body.prompts if isinstance(each, str)))
     prompts = []
     for prompt in body.prompts:
+        if body.truncate_prompt_tokens is None and isinstance(prompt, str):
+            refuse_overlong(model, (prompt, body.suffix or ""))
         if (formed := read_form(model, body, prompt)) is not None:
             kept = truncated(model, body, formed.token_ids, formed)
             # The mark of what is missing stands at the end, whichever end is cut off.
@@ -168,11 +180,44 @@ def refuse_long_text(model: ServedModel, num_chars: int) -> None:
     least = math.ceil(num_chars / model.tokenizer.max_token_chars)
     if least > model.max_model_len:
         raise ContextOverflow(
-            f"the prompt has {num_chars} characters, which are at least {least} tokens; this model's context "
-            f"here is {model.max_model_len} tokens. Shorten the prompt",
+            f"the prompt has {num_chars} characters, which are at least {least} tokens; here this model's "
+            f"maximum context length is {model.max_model_len} tokens. Shorten the prompt",
             least,
             model.max_model_len,
         )
+
+
+def refuse_overlong(model: ServedModel, texts: Iterable[str]) -> None:
+    """Raises ContextOverflow for a prompt of these texts whose beginning alone has more tokens than the
+    context. Only the beginning is tokenized, however long the rest is."""
+    text = "\n".join(texts)
+    num_chars = max(_LEAST_LOOK, 4 * model.max_model_len)
+    while num_chars < len(text):
+        num_tokens = len(model.tokenizer.encode(text[:num_chars], add_special_tokens=False))
+        if num_tokens > model.max_model_len:
+            raise ContextOverflow(
+                f"the prompt has {len(text)} characters, and the first {num_chars} of them are {num_tokens} "
+                f"tokens; this model's context here is {model.max_model_len} tokens. Shorten the prompt",
+                num_tokens * len(text) // num_chars,
+                model.max_model_len,
+            )
+        num_chars *= 4
+
+
+def most_chars(model: ServedModel) -> int:
+    """Characters of all texts of a request together: a second's work, or what the longest prompt usually
+    has."""
+    return max(MOST_CHARS, 8 * model.max_model_len)
+
+
+def refuse_many_chars(model: ServedModel, param: str, num_chars: int) -> None:
+    """Raises 400 for a field whose texts have more characters together than one request may have."""
+    most = most_chars(model)
+    if num_chars > most:
+        message = (
+            f"{param} has {num_chars} characters together; a request may have {most}. Send several requests."
+        )
+        raise ApiError(400, message, code="string_above_max_length", param=param)
 
 
 def refuse_endless_text(model: ServedModel, num_chars: int) -> None:
@@ -209,8 +254,9 @@ def read_bad_words(model: ServedModel, words: Sequence[str]) -> tuple[tuple[int,
     """The token ids of each word, spelled as at the beginning of a text and as after a space; and the tokens
     that the model never writes.
 
-    Raises 400 for a word without tokens.
+    Raises 400 for a word without tokens, and for words that are too long.
     """
+    _check_phrases("bad_words", words)
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         for spelling in (word, " " + word.lstrip(" ")):
@@ -219,6 +265,13 @@ def read_bad_words(model: ServedModel, words: Sequence[str]) -> tuple[tuple[int,
         message = "bad_words has a text without tokens; each must have at least one."
         raise ApiError(400, message, code="invalid_value", param="bad_words")
     return (*found, *((token_id,) for token_id in model.forms.forbidden_ids))
+
+
+def _check_phrases(param: str, phrases: Sequence[str]) -> None:
+    num_chars = sum(map(len, phrases))
+    if num_chars > MAX_PHRASE_CHARS:
+        message = f"{param} has {num_chars} characters together; at most {MAX_PHRASE_CHARS} are taken."
+        raise ApiError(400, message, code="string_above_max_length", param=param)
 
 
 def read_conversation(
@@ -254,11 +307,21 @@ def read_conversation(
             **variables,
         )
 
-    messages = tools.messages([template_message(turn) for turn in conversation.turns])
     described = tools.description
     if described and not model.tokenizer.has_chat_template:
         raise InvalidParameter("tools", "this model has no chat template to show tools: leave tools out")
-    return render_described(render, messages, described) if described else render(messages)
+
+    def write(turns: Sequence[Turn]) -> list[int]:
+        messages = tools.messages([template_message(turn) for turn in turns])
+        return render_described(render, messages, described) if described else render(messages)
+
+    def probe(turns: Sequence[Turn]) -> list[int]:
+        few = variables | ({"tools": tools.shown_tools[:1]} if tools.shown_tools else {})
+        return render_chat(model.tokenizer, [template_message(turn) for turn in turns], **few)
+
+    if not model.tokenizer.has_chat_template:
+        return write(conversation.turns)
+    return write_placed(write, conversation.turns, probe)
 
 
 def template_message(turn: Turn) -> dict[str, Any]:
@@ -294,6 +357,7 @@ def sampling_params(
 
     Raises InvalidParameter, or 400 for a key of logit_bias that is no token id.
     """
+    _check_phrases("stop", body.stop_strings)
     values: dict[str, Any] = dict(defaults) if body.beams is None else without_draws(defaults)
     for name in _SAMPLING_FIELDS:
         if (value := getattr(body, name)) is not None:

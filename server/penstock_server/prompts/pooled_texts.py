@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 from penstock import PoolingParams, encode_pair
 from penstock_server.facade.model import ServedModel
-from penstock_server.prompts.inputs import refuse_endless_text, refuse_long_text
+from penstock_server.prompts.inputs import (
+    refuse_endless_text,
+    refuse_long_text,
+    refuse_many_chars,
+    refuse_overlong,
+)
 from penstock_server.protocol.errors import ApiError
 
 
@@ -39,6 +44,7 @@ def read_texts(
     ContextOverflow, and 400 for a prompt that the model does not have."""
     front = _prompt(model, rules.prompt_name)
     limit = _limit(model, rules.most_tokens)
+    refuse_many_chars(model, "input", sum(len(front) + len(each) for each in inputs if isinstance(each, str)))
     found = []
     for each in inputs:
         if isinstance(each, str):
@@ -60,7 +66,13 @@ def read_pairs(
     """Pairs whose scores are wanted. most_second: the most tokens of a second text. Ends of second texts are
     left out. Raises ContextOverflow, and InvalidParameter for an instruction that has no place."""
     limit = _limit(model, most_tokens)
+    refuse_many_chars(model, "documents", num_pair_chars(pairs, instruction))
     return [_read_pair(model, first, second, instruction, limit, most_second) for first, second in pairs]
+
+
+def num_pair_chars(pairs: Sequence[tuple[str, str]], instruction: str | None) -> int:
+    """Characters that are tokenized for pairs. A query is tokenized with each document again."""
+    return sum(len(first) + len(second) for first, second in pairs) + len(pairs) * len(instruction or "")
 
 
 def _read_pair(
@@ -100,6 +112,7 @@ def _beginning(model: ServedModel, text: str, num_tokens: int) -> str:
 def _encoded(model: ServedModel, text: str, limit: int | None, add_special_tokens: bool) -> list[int]:
     if limit is None:
         refuse_long_text(model, len(text))
+        refuse_overlong(model, (text,))
         return model.tokenizer.encode(text, add_special_tokens)
     refuse_endless_text(model, len(text))
     if add_special_tokens:

@@ -23,6 +23,7 @@ from penstock_server.prompts.inputs import (
     read_prompts,
     refuse_endless_text,
     refuse_long_text,
+    refuse_overlong,
     sampling_params,
     truncated,
 )
@@ -142,6 +143,7 @@ def count_tokens(
 ) -> int:
     """The number of tokens of the prompt that a conversation makes. `check_length` and errors are those of
     read_conversation()."""
+    refuse_overlong(model, conversation.texts)
     use = ToolUse.of(conversation.tools, model.tokenizer, rules.tool_call_parser)
     return len(read_conversation(model, conversation, use.prompt, rules, check_length))
 
@@ -151,6 +153,7 @@ def _read_prediction(model: ServedModel, body: ChatCompletionRequest) -> tuple[i
     if body.prediction is None or not body.prediction.text:
         return ()
     refuse_long_text(model, len(body.prediction.text))
+    refuse_overlong(model, (body.prediction.text,))
     return tuple(model.tokenizer.encode(body.prediction.text, add_special_tokens=False))
 
 
@@ -158,6 +161,8 @@ def _read_messages(
     model: ServedModel, body: ChatCompletionRequest, tools: ToolPrompt, rules: ChatRules
 ) -> list[int]:
     """The token ids of all messages."""
+    if body.truncate_prompt_tokens is None:
+        refuse_overlong(model, body.as_conversation.texts)
     refuse = refuse_long_text if body.truncate_prompt_tokens is None else refuse_endless_text
     return read_conversation(model, body.as_conversation, tools, rules, partial(refuse, model))
 
@@ -215,6 +220,7 @@ def _read_conversation(
     check_length: Callable[[int], None],
 ) -> list[int]:
     """read_conversation(), with the name that the messages have in a request to /v1/responses."""
+    refuse_overlong(model, conversation.texts)
     try:
         return read_conversation(model, conversation, tools, rules, check_length)
     except InvalidParameter as error:

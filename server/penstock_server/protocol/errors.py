@@ -4,7 +4,8 @@
 
 `message` says what, why and what to do; `type` follows from the status; `param` names the field of the
 request that is wrong; `code` is a stable word for programs. The error of a prompt that is too long also has
-`n_prompt_tokens` and `n_ctx`, as in llama-server."""
+`n_prompt_tokens` and `n_ctx`, as in llama-server, and `n_answer_tokens` if the prompt is too long only beside
+the tokens that are asked for."""
 
 from __future__ import annotations
 
@@ -151,6 +152,8 @@ def api_error(error: Exception) -> ApiError:
             return _from_validation(error)
         case ContextOverflow():
             size = {"n_prompt_tokens": error.num_prompt_tokens, "n_ctx": error.max_model_len}
+            if error.num_answer_tokens:
+                size["n_answer_tokens"] = error.num_answer_tokens
             return ApiError(400, str(error), code="context_length_exceeded", extra=size)
         case InvalidParameter():
             return ApiError(400, str(error), code="invalid_value", param=error.param)

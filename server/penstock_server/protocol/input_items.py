@@ -86,6 +86,7 @@ class InputPart(TextOrRefusal):
     # accepted without effect
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    parsed: Any = Field(None, description="Without effect; the openai package adds it.")
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
@@ -114,6 +115,7 @@ class FunctionCall(Item):
     name: Annotated[Text, Field(min_length=1)]
     arguments: Text
     namespace: Text | None = None
+    parsed_arguments: Any = Field(None, description="Without effect; the openai package adds it.")
 
     @property
     def call(self) -> Call:

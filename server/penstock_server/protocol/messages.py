@@ -59,6 +59,11 @@ MessageContent = Annotated[
 ]
 
 
+def text_of(content: str | list[ContentPart] | None) -> str:
+    """The text of a content; parts are joined by line ends, as in vLLM."""
+    return content if isinstance(content, str) else "\n".join(part.content for part in content or ())
+
+
 class Prediction(Wire):
     """OpenAI's predicted output: a text that the answer may resemble. It makes an answer faster, and changes
     nothing of it."""
@@ -98,7 +103,6 @@ class Message(Wire):
     reasoning_content: Text | None = Field(None, description="For the model's chat template.")
     reasoning: Text | None = Field(None, description="Another name of reasoning_content.")
     refusal: Text | None = Field(None, description="Used as content if there is none.")
-    annotations: Unsupported = None
     audio: Unsupported = None
     provider_specific_fields: Any = Field(None, description="Without effect; LiteLLM adds it.")
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_PARTS)] | None = Field(
@@ -108,8 +112,10 @@ class Message(Wire):
     function_call: Deprecated = None
 
     # accepted without effect
+    annotations: list[Any] | None = None
     cache_control: dict[str, Any] | None = None
     reasoning_details: list[Any] | None = None
+    parsed: Any = Field(None, description="Without effect; the openai package adds it.")
 
     @model_validator(mode="after")
     def _check_content(self) -> Message:
@@ -127,10 +133,9 @@ class Message(Wire):
 
     @property
     def text(self) -> str:
-        """The content; parts are joined by line ends, as in vLLM."""
         if isinstance(self.content, str):
             return self.content
-        return "\n".join(part.content for part in self.content or ()) or self.refusal or ""
+        return text_of(self.content) or self.refusal or ""
 
     @property
     def turn(self) -> Turn:

@@ -10,14 +10,14 @@ fields are accepted without effect: many clients always send them, and they coul
     stream_options.include_obfuscation      padding against eavesdroppers; we send none
     cache_control (of messages, their parts and tools)      Anthropic's hint, which some libraries leave in
     messages.*.reasoning_details      OpenRouter's form of what stands in `reasoning` as well
-    messages.*.provider_specific_fields and tool_calls.*.index, function.parsed_arguments      what client
-                                            libraries leave in the messages that they send back
+    messages.*.annotations, parsed, provider_specific_fields and tool_calls.*.index, function.parsed_arguments
+                                            what client libraries leave in the messages that they send back
 
 Some of vLLM's fields are accepted with one value alone, the value that changes nothing: see Only.
 
 `reasoning_effort`, `verbosity` and `chat_template_kwargs` go to the model's chat template; `reasoning_effort`
-also sets `enable_thinking` (false for "none"). A field that is null counts as absent, as at OpenAI. Types are
-strict: "1" is no number.
+also sets `enable_thinking` (false for "none"). A field that is null counts as absent, as at OpenAI, also one
+that is unknown. Types are strict: "1" is no number.
 """
 
 from __future__ import annotations

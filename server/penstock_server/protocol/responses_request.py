@@ -6,7 +6,8 @@
     max_tool_calls      counts calls of OpenAI's own tools
     include      except for message.output_text.logprobs; the other values add to items that are never here
     reasoning.summary, reasoning.generate_summary      there are no summaries
-    id, status, phase, annotations, logprobs of input items      our own answers have these fields
+    id, status, phase, annotations, logprobs, parsed, parsed_arguments of input items      our own answers
+                                            have these fields, or the openai package adds them
     reasoning.context      the chat template says which reasoning of earlier answers the model sees
     stream_options      padding against eavesdroppers, and the order of summaries; we send neither
     client_metadata, access_programs      what Codex tells OpenAI of itself

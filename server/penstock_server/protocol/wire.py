@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -12,6 +13,7 @@ from pydantic import (
     Field,
     PlainValidator,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -74,6 +76,23 @@ PositiveCount = Annotated[int, Field(ge=1, le=MAX_INT)]
 
 class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_null_out(cls, body: Any) -> Any:
+        """A member that is null counts as absent, also one that is unknown: client packages dump every member
+        that they know. A member that has to be there stays, so that the error says what it must be."""
+        if not isinstance(body, dict) or None not in body.values():
+            return body
+        required = _required(cls)
+        return {name: value for name, value in body.items() if value is not None or name in required}
+
+
+@cache
+def _required(form: type[BaseModel]) -> frozenset[str]:
+    """The names in JSON of the members that have to be there."""
+    fields = form.model_fields.items()
+    return frozenset(field.alias or name for name, field in fields if field.is_required())
 
 
 def kind_of_text(value: object) -> str:

@@ -34,10 +34,12 @@ _validator = cache(BodyValidator)
 class BodyReader:
     """Makes the bodies of an application's requests of JSON."""
 
-    def __init__(self, max_body_bytes: int, is_lenient: bool) -> None:
-        """is_lenient: unknown fields are left out, and noted."""
+    def __init__(self, max_body_bytes: int, is_lenient: bool, always_lenient: str) -> None:
+        """is_lenient: unknown fields are left out, and noted. They always are on paths that begin with
+        `always_lenient`."""
         self._most_bytes = _MEMORY_FACTOR * max_body_bytes
         self._is_lenient = is_lenient
+        self._always_lenient = always_lenient
         # One thread: several large bodies one after the other take no longer, and less memory at a time.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bodies")
 
@@ -54,7 +56,8 @@ class BodyReader:
         cost = await run(lambda: self._cost(data))
         if share is not None:
             share.take(cost)
-        body, unknown = await run(lambda: self._made(data, kind))
+        is_lenient = self._is_lenient or request.scope["path"].startswith(self._always_lenient)
+        body, unknown = await run(lambda: self._made(data, kind, is_lenient))
         if share is not None:
             share.give(num_bytes)
         note_ignored(unknown)
@@ -71,11 +74,11 @@ class BodyReader:
             message = f"{error.field or 'The body'}: {error}."
             raise ApiError(status, message, code=code, param=error.field) from None
 
-    def _made(self, data: bytearray, kind: type[BaseModel]) -> tuple[BaseModel, list[str]]:
+    def _made(self, data: bytearray, kind: type[BaseModel], is_lenient: bool) -> tuple[BaseModel, list[str]]:
         value = read_body(data)
         data.clear()  # the bytes are needed no more, and are as large as the values
         try:
-            return _validator(kind).validate(value, self._is_lenient)
+            return _validator(kind).validate(value, is_lenient)
         except ValidationError as error:
             errors = error.errors(include_url=False, include_input=False)
             located = [each | {"loc": ("body", *each["loc"])} for each in errors]

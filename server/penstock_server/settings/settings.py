@@ -296,8 +296,9 @@ class Settings(NodesSettings):
     )
     group_size: int | None = engine_setting(
         "group_size",
-        "when a model is quantized: inputs that share a scale (32, 64 or 128); default: all inputs of an "
-        "output channel for int8, 64 for int4",
+        "when a model is quantized: inputs that share a scale (32, 64 or 128; 0: all inputs of an output "
+        "channel); default: the groups of the files where these have some (GGUF, FP8), otherwise all inputs "
+        "of an output channel for int8, 64 for int4",
         commands=(*READING, "plan"),
     )
     model_impl: ModelImpl = engine_setting(

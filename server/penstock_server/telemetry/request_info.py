@@ -54,6 +54,8 @@ class RequestInfo:
     limits: TimeLimits = TimeLimits()
     #: Seconds of the monotonic clock.
     arrival: float = field(default_factory=time.monotonic)
+    #: Bytes of the body that have come.
+    num_body_bytes: int = 0
     #: Tokens of the request's prompts, each prompt counted once.
     num_prompt_tokens: int = 0
     answers: list[AnswerTimes] = field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,6 +115,34 @@ def test_where_an_answer_ends(client: Any, is_streamed: bool) -> None:
     assert ask(client, is_streamed, max_tokens=3).stop_reason == "max_tokens"
     full = ask(client, is_streamed, messages=[{"role": "user", "content": "x" * 19_974}], max_tokens=32_000)
     assert full.stop_reason == "end_turn", "a limit beyond the context is no reason to refuse"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(("number", "maximum"), [(20_000, 19_999), (20_001, 20_000), (20_016, 20_000)])
+def test_a_full_context_has_anthropics_own_sentence(
+    client: Any, is_streamed: bool, number: int, maximum: int
+) -> None:
+    """Claude Code looks for it, and for the two numbers, and makes room then."""
+    text = "x" * (number - len("user: \nassistant:"))
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(client, is_streamed, messages=[{"role": "user", "content": text}])
+    error = caught.value.body
+    assert error["error"] == {
+        "type": "invalid_request_error",
+        "message": f"prompt is too long: {number} tokens > {maximum} maximum",
+    }
+    assert error["type"] == "error" and error["request_id"]
+
+
+def test_what_can_not_be_counted_is_too_long(client: Any) -> None:
+    longer = [{"role": "user", "content": "x" * 30_000}]
+    assert client.messages.count_tokens(model="tiny", messages=longer).input_tokens == 30_017
+    for fields in ({"messages": [{"role": "user", "content": "x" * 70_000}]}, {"system": "x" * 70_000}):
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            client.messages.count_tokens(**{"model": "tiny", "messages": HI} | fields)
+        said = caught.value.body["error"]["message"]
+        assert (found := re.fullmatch(r"prompt is too long: (\d+) tokens > 20000 maximum", said)) is not None
+        assert int(found[1]) >= 70_000
 
 
 def test_the_begin_of_an_answer_can_be_given(client: Any, server: LiveServer) -> None:

@@ -91,7 +91,8 @@ def test_the_turns_that_messages_make() -> None:
         ("assistant", "x"),
         ("tool", ""),
         ("tool", "y"),
-        ("user", "x\nStop."),
+        ("user", "x"),
+        ("system", "Stop."),
     ]
-    assert len(turns) == 6, "neighbours are one turn, and the system speaks in front alone"
+    assert len(turns) == 7, "neighbours are one turn"
     assert turns[2].reasoning == "Hm." and turns[2].calls[0].arguments == '{"a": "é"}'

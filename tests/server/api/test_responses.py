@@ -79,7 +79,7 @@ def test_errors_before_and_in_an_answer(make_client: MakeClient) -> None:
     client = make_client(FakeAsyncEngine(lambda *_: ["Hel", EngineDead("secret")]))
     assert respond(client).status_code == 503
     assert respond(client, model="other").status_code == 404
-    too_long = respond(client, input="x" * 2000, stream=True)
+    too_long = respond(client, input="x" * 2000)
     assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert '"response.failed"' in respond(client, stream=True).text
     assert client.post("/v1/responses", content=b"{}").status_code == 415
@@ -270,6 +270,22 @@ def test_calls_in_a_stream(make_client: MakeClient) -> None:
     *_, item, completed = events
     assert item["item"]["arguments"] == arguments and json.loads(arguments) == {"a": 1}
     assert completed["response"]["output"][1] == item["item"]
+
+
+@pytest.mark.parametrize("fields", [{"input": "x" * 1000}, {"input": "x" * 9000}, {"max_output_tokens": 990}])
+def test_a_stream_without_room_fails_in_an_event(client: TestClient, fields: dict[str, Any]) -> None:
+    """As at OpenAI: Codex leaves out old items when it reads the event, and gives up at a 400."""
+    answer = respond(client, **{"input": "Hi"} | fields, stream=True)
+    assert answer.status_code == 200
+    lines = answer.text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert [event["type"] for event in events] == [
+        f"response.{kind}" for kind in ("created", "in_progress", "failed")
+    ]
+    assert [event["sequence_number"] for event in events] == [0, 1, 2]
+    failed = events[-1]["response"]
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "context_length_exceeded")
+    assert "maximum context length is 1000 tokens" in failed["error"]["message"] and failed["output"] == []
 
 
 def test_a_call_that_is_forced(make_client: MakeClient) -> None:

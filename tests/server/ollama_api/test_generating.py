@@ -14,6 +14,7 @@ from fakes import FakeAsyncEngine, FakeModel, Script
 from penstock.errors import EngineDead
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock_server.ollama_api.bodies import durations
+from penstock_server.ollama_api.requests import ChatRequest
 from penstock_server.telemetry.request_info import AnswerTimes, RequestInfo, current_request
 
 from ..conftest import MakeClient
@@ -218,7 +219,6 @@ def test_errors_are_those_of_the_package(client: Any) -> None:
     assert caught.value.status_code == 404
     for fields, said in (
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images are not supported"),
-        ({"messages": [{"role": "tool", "content": "x", "tool_name": "weather"}]}, "no earlier call"),
         ({"messages": HI, "options": {"typical_p": 0.5}}, r"options\.typical_p"),
         ({"messages": HI, "options": {"temperature": "hot"}}, r"options\.temperature"),
         ({"messages": HI, "options": {"speculation": "off"}}, r"options\.speculation"),
@@ -244,6 +244,93 @@ def test_unknown_options_are_left_out(server: LiveServer) -> None:
     headers = form | {"Origin": "http://example.org"}
     refused = httpx2.post(f"{server.root}/api/generate", content=json.dumps(body), headers=headers)
     assert refused.status_code == 415, "a page of another origin"
+
+
+WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_unknown_fields_are_left_out_and_named(server: LiveServer, streams: bool) -> None:
+    """As the AI SDK's provider of Ollama sends them, which offers tools with a tool_choice."""
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "weather?", "extra": {"a": 1}}],
+        "tools": [WEATHER],
+        "tool_choice": "auto",
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": 1,
+        "max_output_tokens": 50,
+        "think": False,
+        "none": None,
+        "stream": streams,
+    }
+    answer = httpx2.post(f"{server.root}/api/chat", json=body)
+    assert answer.status_code == 200, answer.text
+    messages = [json.loads(line)["message"] for line in answer.text.splitlines()]
+    (call, _) = [call for message in messages for call in message.get("tool_calls", ())]
+    assert call["function"]["arguments"] == {"city": "Paris"}
+    ignored = "max_output_tokens, messages.0.extra, seed, temperature, tool_choice, top_p"
+    assert answer.headers["x-penstock-ignored"] == ignored
+    assert last(server)[1].temperature == 1
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "Rain"}
+    said = {"role": "assistant", "content": "", "tool_calls": [call | {"type": "function"}]}
+    body |= {"messages": [*body["messages"], said, result], "stream": False}
+    answer = httpx2.post(f"{server.root}/api/chat", json=body)
+    assert answer.json()["message"]["content"] == "Hello!" and "tool: Rain" in last(server)[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("generate", {"prompt": "x", "made_up": 1, "stream": False}),
+        ("show", {"made_up": 1}),
+    ],
+)
+def test_unknown_fields_on_other_routes(server: LiveServer, path: str, body: dict[str, Any]) -> None:
+    answer = httpx2.post(f"{server.root}/api/{path}", json={"model": "tiny"} | body)
+    assert (answer.status_code, answer.headers["x-penstock-ignored"]) == (200, "made_up")
+    wrong = httpx2.post(f"{server.root}/api/{path}", json={"made_up": 1, "model": 7} | body)
+    assert wrong.status_code == 400 and "model" in wrong.json()["error"] and "made_up" not in wrong.text
+
+
+def test_whole_numbers_may_be_floats(server: LiveServer) -> None:
+    options = {"top_k": 40.0, "seed": 7.0, "num_predict": 3.0, "num_ctx": 2000.0, "repeat_last_n": 64.0}
+    body = {"model": "tiny", "messages": HI, "logprobs": True, "top_logprobs": 2.0, "stream": False}
+    answer = httpx2.post(f"{server.root}/api/chat", json=body | {"options": options})
+    assert answer.json()["done_reason"] == "length", answer.text
+    params = last(server)[1]
+    assert (params.top_k, params.seed, params.max_tokens, params.logprobs) == (40, 7, 3, 2)
+    assert all(type(number) is int for number in (params.top_k, params.seed, params.max_tokens))
+    for name, value in (("top_k", 40.5), ("seed", 1e400), ("num_predict", "3"), ("num_ctx", True)):
+        content = json.dumps(body | {"options": {name: value}})
+        refused = httpx2.post(f"{server.root}/api/chat", content=content)
+        assert refused.status_code == 400 and f"options.{name}" in refused.json()["error"]
+
+
+def test_a_result_without_an_earlier_call_is_shown(client: Any, server: LiveServer) -> None:
+    for extra in ({}, {"tool_name": "weather"}, {"tool_call_id": "unknown"}, {"name": "weather"}):
+        result = {"role": "tool", "content": "Rain"} | extra
+        body = {"model": "tiny", "messages": [*HI, result], "stream": False}
+        answer = httpx2.post(f"{server.root}/api/chat", json=body)
+        assert answer.status_code == 200, answer.text
+        assert "user: Hi\ntool: Rain\n" in last(server)[0]
+
+
+def test_a_result_belongs_to_the_call_of_its_id_or_name() -> None:
+    call = {"id": "a", "function": {"name": "f", "arguments": {}}}
+    said = {"role": "assistant", "tool_calls": [call, call, {"function": {"name": "g", "arguments": {}}}]}
+    results = [
+        {"role": "tool", "content": "1", "tool_name": "g"},
+        {"role": "tool", "content": "2", "tool_call_id": "a"},
+        {"role": "tool", "content": "3", "tool_name": "f"},
+        {"role": "tool", "content": "4", "tool_name": "f"},
+    ]
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}, said, *results]}
+    turns = ChatRequest.model_validate(body).as_conversation.turns
+    assert [each.call_id for each in turns[1].calls] == ["a", "call_1_1", "call_1_2"]
+    assert [turn.call_id for turn in turns[2:]] == ["call_1_2", "a", "call_1_1", "result_5"]
+    assert [turn.name for turn in turns[2:]] == [None, None, None, "f"]
 
 
 def test_a_silent_stream_has_lines_and_its_sequence_is_freed(server: LiveServer) -> None:

@@ -84,6 +84,9 @@ def test_what_is_refused(client: TestClient) -> None:
     told = {"query": "a", "documents": ["b"], "instruction": "Be strict."}
     assert error_of(client.post("/rerank", json=told))[1] == "instruction"
     assert error_of(client.post("/v1/embeddings", json={"input": "a"}))[0] == 400
+    # The query is read again for each document.
+    many = {"query": "a" * 1000, "documents": ["b"] * 2048, "truncate_prompt_tokens": 9}
+    assert error_of(client.post("/rerank", json=many))[1] == "documents"
 
 
 @pytest.mark.parametrize("template", ["own", "Qwen3-Reranker's"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from penstock_server.prompts.inputs import (
     sampling_params,
     template_message,
 )
-from penstock_server.prompts.questions import read_chat
+from penstock_server.prompts.questions import read_chat, read_completion
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.messages import Message
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
@@ -251,3 +252,58 @@ def test_allowed_tokens_and_what_is_told_of_the_prompt_arrive() -> None:
     found = sampling_params(body, {}, 0, 1, 2, ((5,),))
     assert (found.allowed_token_ids, found.bad_words) == ((3, 4), ((5,),))
     assert (found.max_tokens, found.logprobs, found.prompt_logprobs) == (0, 1, 2)
+
+
+class Counting(FakeModel):
+    """A model whose tokenizer notes what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_chars = 0
+        encode = self.tokenizer.encode
+
+        def counted(text: str, add_special_tokens: bool = True) -> list[int]:
+            self.num_chars += len(text)
+            return encode(text, add_special_tokens)
+
+        self.tokenizer.encode = counted  # type: ignore[method-assign]
+        self.tokenizer.max_token_chars = 1000  # the number of characters alone refuses nothing
+
+
+LONG = "a" * 900_000
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda model: read_prompts(model, completion(prompt=LONG)),
+        lambda model: read_chat(model, chat({"role": "user", "content": LONG}), ChatRules()),
+        lambda model: read_chat(model, chat(*[{"role": "user", "content": LONG[:9000]}] * 100), ChatRules()),
+        lambda model: read_chat(
+            model,
+            chat({"role": "user", "content": "x"}, prediction={"type": "content", "content": LONG}),
+            ChatRules(),
+        ),
+    ],
+)
+def test_the_beginning_of_a_long_prompt_tells_that_it_does_not_fit(read: Callable[[Any], object]) -> None:
+    model = Counting()
+    with pytest.raises(ContextOverflow, match="Shorten the prompt") as caught:
+        read(model_of(model))
+    assert model.num_chars < 70_000 and 800_000 < caught.value.num_prompt_tokens < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"bad_words": ["a" * 128] * 1024}, "bad_words"),
+        ({"stop": ["a" * 2048] * 64}, "stop"),
+        ({"prompt": ["a" * 2048] * 1024}, "prompt"),
+    ],
+)
+def test_many_texts_are_refused_before_one_is_tokenized(fields: dict[str, Any], param: str) -> None:
+    model = Counting()
+    with pytest.raises(ApiError, match="characters together") as caught:
+        read_completion(model_of(model), completion(**{"prompt": "x"} | fields))
+    assert (caught.value.status_code, caught.value.param) == (400, param)
+    assert model.num_chars <= 1

@@ -1,15 +1,18 @@
-"""One text at a time, in order, and not without bound."""
+"""Clients take turns, short texts do not wait for long ones, and there is a bound."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
+from typing import Any
 
 import pytest
 
 from penstock.errors import QueueFull
 from penstock_server.prompts import text_thread
-from penstock_server.prompts.text_thread import TextThread
+from penstock_server.prompts.text_thread import MAX_SHORT, TextThread
+from penstock_server.telemetry.request_info import RequestInfo, current_request
 
 pytestmark = pytest.mark.anyio
 
@@ -32,4 +35,45 @@ async def test_no_more_than_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> Non
     gate.set()
     assert await asyncio.gather(*waiting) == [True, True]
     assert await texts.run(str) == ""
+    texts.close()
+
+
+def as_client(client: str, num_body_bytes: int = 0) -> RequestInfo:
+    info = RequestInfo("id", client, num_body_bytes=num_body_bytes)
+    current_request.set(info)
+    return info
+
+
+@pytest.mark.parametrize(("num_body_bytes", "num_chars"), [(MAX_SHORT + 1, 0), (10, MAX_SHORT + 1)])
+async def test_a_short_request_does_not_wait_for_a_long_one(num_body_bytes: int, num_chars: int) -> None:
+    texts, gate = TextThread(), threading.Event()
+    as_client("one", num_body_bytes)
+    long = asyncio.create_task(texts.run(gate.wait, num_chars))
+    await asyncio.sleep(0)
+    as_client("one", MAX_SHORT)
+    assert await texts.run(str) == "" and not long.done()
+    gate.set()
+    assert await long
+    texts.close()
+
+
+async def test_clients_take_turns_and_nothing_is_read_for_one_who_has_left() -> None:
+    texts, gate, read = TextThread(), threading.Event(), list[str]()
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(texts.run(gate.wait))]
+    for name in ("a1", "a2", "a3", "b1", "c1", "b2"):
+        as_client(name[0])
+        tasks.append(asyncio.create_task(texts.run(partial(read.append, name))))
+        await asyncio.sleep(0)
+    tasks[2].cancel()
+    gate.set()
+    await asyncio.wait(tasks)
+    assert read == ["a1", "b1", "c1", "a3", "b2"]
+    assert await texts.run(str) == ""
+    texts.close()
+
+
+async def test_a_work_that_fails_is_followed_by_the_next() -> None:
+    texts = TextThread()
+    results = await asyncio.gather(texts.run(lambda: 1 // 0), texts.run(lambda: 2), return_exceptions=True)
+    assert isinstance(results[0], ZeroDivisionError) and results[1] == 2
     texts.close()

@@ -114,3 +114,23 @@ NO_SYSTEM = """\
 DEAF = """\
 {%- for message in messages if message.role != 'system' %}[{{ message.role }}] {{ message.content }}
 {% endfor %}"""
+
+#: As Qwen3.5's: a system's message stands in front, or nowhere. `ONE_SYSTEM` leaves later ones out, as
+#: gpt-oss's.
+STRICT = """\
+{%- if tools %}<|im_start|>tools {{ tools | tojson }}<|im_end|>
+{% endif %}
+{%- if not messages | selectattr('role', 'equalto', 'user') | list %}
+{{- raise_exception('no user') }}{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'system' and not loop.first %}
+{{- raise_exception('System message must be at the beginning.') }}{% endif -%}
+<|im_start|>{{ message.role }} {{ message.content }}
+{%- for call in message.tool_calls or [] %} <tool_call>{{ call.function | tojson }}</tool_call>{% endfor -%}
+<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"""
+
+ONE_SYSTEM = """\
+{%- for message in messages %}
+{%- if message.role != 'system' or loop.first %}[{{ message.role }}] {{ message.content }}
+{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""

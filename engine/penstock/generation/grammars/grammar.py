@@ -11,6 +11,7 @@ from typing import Any, Literal
 from penstock.errors import InvalidParameter
 from penstock.generation.grammars.closed_schema import closed
 from penstock.generation.grammars.schema_facts import moved
+from penstock.generation.grammars.schema_numbers import exact_numbers
 
 #: No honest request needs a larger grammar. grammar_trial.py limits the time and memory to read a grammar.
 MAX_GRAMMAR_CHARS = 250_000
@@ -73,6 +74,7 @@ class Grammar:
         if not isinstance(schema.get("x-guidance", {}), dict):
             raise invalid("x-guidance in the JSON schema is not an object; it must be an object")
         try:
+            schema = exact_numbers(schema)
             schema = closed(schema) if is_closed else schema
         except RecursionError:
             raise invalid("the JSON schema is nested too deeply; use fewer levels") from None

@@ -212,10 +212,11 @@ class RequestLimits:
         if num_prompt + wanted <= self.max_model_len:
             return
         context = f"{self.max_model_len} tokens{KV_LIMIT if self.is_context_cut else ''}"
+        # LiteLLM, and so many agents, know the error by the words "this model's maximum context length is".
         message = (
             f"the prompt has {num_prompt} tokens and {wanted} more are asked for, together "
-            f"{num_prompt + wanted}; this model's context here is {context}. Shorten the prompt or ask "
-            "for fewer"
+            f"{num_prompt + wanted}; here this model's maximum context length is {context}. Shorten the "
+            "prompt or ask for fewer"
         )
         if self._pooling is not None:
             message = (
@@ -223,7 +224,8 @@ class RequestLimits:
             )
         elif num_prompt >= self.max_model_len:
             message = (
-                f"the prompt has {num_prompt} tokens; this model's context here is {context}, and an "
-                "answer has to fit into it as well. Shorten the prompt"
+                f"the prompt has {num_prompt} tokens; here this model's maximum context length is {context}, "
+                "and an answer has to fit into it as well. Shorten the prompt"
             )
-        raise ContextOverflow(message, num_prompt, self.max_model_len)
+        num_answer = wanted if num_prompt < self.max_model_len else 0
+        raise ContextOverflow(message, num_prompt, self.max_model_len, num_answer)

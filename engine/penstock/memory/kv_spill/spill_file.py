@@ -62,7 +62,7 @@ class SpillFile:
         is_in_queue = not isinstance(self._reads, ThreadedBlocks)
         #: Moves blocks between slots and file during a sweep.
         self.thread = ThreadPoolExecutor(1, "penstock-kv-spill")
-        self._file = OpenFile(folder, descriptor, is_direct, is_in_queue, num_bytes, 0)
+        self._file = OpenFile(folder, descriptor, is_direct, is_in_queue)
 
     def begin_read(self, places: Iterable[Place]) -> list[Future[int]]:
         """Futures, which raise CorruptFile where the disk can't be read."""

@@ -18,6 +18,7 @@ from typing import Protocol
 from torch import Tensor
 
 from penstock.errors import CorruptFile
+from penstock.memory.ordinary_file import FileIdentity, unreadable
 from penstock.memory.pages import PAGE, round_up
 from penstock.memory.reads.patient import patiently
 from penstock.memory.reads.queued_reads import QueuedRead, QueuedReads
@@ -33,8 +34,27 @@ class OpenFile:
     descriptor: int
     is_direct: bool
     is_queued: bool  # the system queues reads of the file
-    size: int
-    modified_ns: int
+    #: What the file has to be still when it was read; None for a file that we write.
+    identity: FileIdentity | None = None
+
+    def check(self) -> None:
+        """Raises CorruptFile if the file was changed since it was opened."""
+        if self.identity is None:
+            return
+        try:
+            now = FileIdentity.of(os.fstat(self.descriptor))
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+        self.identity.check(self.path, now)
+
+
+def change_of(file: OpenFile) -> CorruptFile | None:
+    """The error for a file that was changed while it was read."""
+    try:
+        file.check()
+    except CorruptFile as error:
+        return error
+    return None
 
 
 @dataclass
@@ -53,6 +73,8 @@ class Range:
             self.error = self.error or error
             self.num_blocks -= 1
             is_last = self.num_blocks == 0
+        if is_last and self.error is None:
+            self.error = change_of(self.file)
         if is_last and self.error is not None:
             self.future.set_exception(self.error)
         elif is_last:

@@ -14,6 +14,8 @@ from concurrent.futures import CancelledError, Future
 from functools import cache
 from pathlib import Path
 
+from penstock.memory.reads.block_reads import OpenFile, change_of
+
 #: Ranges that are given and not seen to end at the same time, and the states of their tickets (the C file).
 NUM_TICKETS = 64
 _FREE, _DONE = 0, 3
@@ -60,8 +62,16 @@ def _library() -> ctypes.CDLL | None:
 class OrderedRead:
     """A range that is read, with those methods of a Future that its one user calls."""
 
-    def __init__(self, reads: OrderedReads, ticket: int, num_bytes: int, again: Callable[[], Future[int]]):
+    def __init__(
+        self,
+        reads: OrderedReads,
+        file: OpenFile,
+        ticket: int,
+        num_bytes: int,
+        again: Callable[[], Future[int]],
+    ):
         self.reads = reads
+        self._file = file
         self._ticket = ticket
         self._num_bytes = num_bytes
         self._again: Callable[[], Future[int]] | None = again
@@ -84,7 +94,7 @@ class OrderedRead:
 
     def exception(self) -> BaseException | None:
         """Waits for the end. A range that the system did not read is read again the plain way, which also
-        finds the reason."""
+        finds the reason. What was computed with a range meanwhile counts only if this returns None."""
         if self._again is not None:
             self.reads.wait_for(self._ticket)
             again, self._again = self._again, None
@@ -93,6 +103,8 @@ class OrderedRead:
             self.reads.free(self._ticket)
             if has_failed:
                 self._failure = CancelledError() if self.is_given_up else _failure_of(again)
+            else:
+                self._failure = change_of(self._file)
         return self._failure
 
     def result(self) -> int:
@@ -145,23 +157,17 @@ class OrderedReads:
         self._closing.atexit = False  # threads that wait for reads may outlive Python
 
     def give(
-        self,
-        descriptor: int,
-        size: int,
-        modified_ns: int,
-        offset: int,
-        address: int,
-        num_bytes: int,
-        again: Callable[[], Future[int]],
+        self, file: OpenFile, offset: int, address: int, num_bytes: int, again: Callable[[], Future[int]]
     ) -> OrderedRead:
         """Read a range behind all that were given before: offset and address in whole pages, with room for
-        whole pages. The file still has this size, and was changed last at `modified_ns`: otherwise nothing is
-        read of it. `again` reads the range the plain way."""
+        whole pages. Nothing is read of a file that was changed. `again` reads the range the plain way."""
+        was = file.identity
+        assert was is not None
         ticket = self._free.popleft()
         self._library.penstock_give_read(
-            self.address, ticket, descriptor, size, modified_ns, offset, address, num_bytes
+            self.address, ticket, file.descriptor, was.num_bytes, was.modified_ns, offset, address, num_bytes
         )
-        return OrderedRead(self, ticket, num_bytes, again)
+        return OrderedRead(self, file, ticket, num_bytes, again)
 
     def take_back(self, ticket: int) -> int:
         """Take back what has not begun of a range: _TAKEN_BACK, _GIVEN_UP, or 0 if all of it has begun."""

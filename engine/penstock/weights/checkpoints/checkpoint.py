@@ -8,6 +8,7 @@ file count as this process's memory, and a checkpoint may be larger than the mem
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointNotFound, CorruptFile, MissingTensor, WrongTensor
+from penstock.memory.ordinary_file import FileIdentity, identity_of
 from penstock.weights.checkpoints import folder as folders
 from penstock.weights.checkpoints.open_files import OpenFiles
 from penstock.weights.checkpoints.safetensors_header import read_header
@@ -47,7 +49,9 @@ class Checkpoint:
         self.requantized = requantized
         self.pickles = pickles
         self.file_type = file_type
-        self._files = OpenFiles()
+        #: What the files were before their headers were read.
+        self.identities: dict[Path, FileIdentity] = {}
+        self._files = OpenFiles(self.identities)
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
@@ -75,6 +79,19 @@ class Checkpoint:
 
     def close(self) -> None:
         self._files.close()
+
+    def watch(self, before: Mapping[Path, FileIdentity]) -> None:
+        """From now on nothing is read of a file that is not what it was `before`; files that are not named
+        there count as they are now. Raises CorruptFile."""
+        entries = self.entries.values()
+        paths = {source.file for entry in entries for source in entry.sources or (entry,)}
+        paths.update(path for path in before if path.parent == self.folder and path.name == "config.json")
+        self.identities.update({path: before.get(path) or identity_of(path) for path in paths})
+
+    def check_unchanged(self) -> None:
+        """Raises CorruptFile if a file was changed, or another one has taken its place, since watch()."""
+        for path, identity in self.identities.items():
+            identity.check(path, identity_of(path))
 
     def entry(self, name: str) -> TensorEntry:
         """Where a tensor lies. Raises MissingTensor."""

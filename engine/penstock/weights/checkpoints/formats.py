@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import CorruptFile
+from penstock.memory.ordinary_file import FileIdentity
 from penstock.weights.checkpoints import checkpoint
 from penstock.weights.checkpoints import folder as folders
 from penstock.weights.checkpoints.checkpoint import Checkpoint
@@ -48,12 +50,25 @@ def open_checkpoint(folder: Path, allow_pickle: bool = False) -> Checkpoint:
 
     Raises Checkpoint.open()'s errors, UnsupportedModel and WrongTensor.
     """
+    before = _files_of(folder)
     try:
-        return _open(folder, allow_pickle)
+        opened = _open(folder, allow_pickle)
     except MALFORMED as error:
         raise CorruptFile(
             f"the headers or configs of {folder} make no sense ({error!r}); download the model again"
         ) from error
+    opened.watch(before)
+    return opened
+
+
+def _files_of(folder: Path) -> dict[Path, FileIdentity]:
+    """What the files of a folder, or those beside a file, are now."""
+    found = dict[Path, FileIdentity]()
+    with contextlib.suppress(OSError):  # what is wrong with the folder, opening it tells
+        for path in (folder if folder.is_dir() else folder.parent).iterdir():
+            with contextlib.suppress(OSError):  # a link that leads nowhere
+                found[path] = FileIdentity.of(path.stat())
+    return found
 
 
 def _open(folder: Path, allow_pickle: bool) -> Checkpoint:

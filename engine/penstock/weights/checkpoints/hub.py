@@ -7,9 +7,10 @@ import fnmatch
 import re
 from pathlib import Path
 
-from penstock.errors import CheckpointNotFound, DownloadError, UnsafeCheckpoint
+from penstock.errors import CheckpointNotFound, ConfigError, DownloadError, UnsafeCheckpoint
 from penstock.weights.checkpoints.folder import CONSOLIDATED, about_pickles, find_gguf, shortened
 from penstock.weights.checkpoints.gguf_files.gguf_header import is_gguf
+from penstock.weights.checkpoints.hub_answers import check_path, hub_library
 
 #: Models that come with Penstock.
 SHIPPED = {
@@ -17,7 +18,7 @@ SHIPPED = {
     for name, folder in (("demo", "demo_model"), ("demo-moe", "demo_mixture"))
 }
 #: owner/name, as the hub spells repositories. Older repositories ("gpt2") have no owner.
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/\w[\w.-]*)?")
 #: Files that a model needs. Pickles and other formats of the same weights are not fetched.
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 #: What a plan needs: config.json, and what sentence-transformers says of a model.
@@ -109,17 +110,16 @@ def _check_files(repository: str, files: list[str]) -> None:
 
 def _repository_files(repository: str, revision: str | None, offline: bool) -> list[str]:
     """The names of a repository's files; [] if the hub can't be asked."""
-    import huggingface_hub
-
+    check_revision(revision)
     try:
-        return [] if offline else huggingface_hub.list_repo_files(repository, revision=revision)
+        return [] if offline else hub_library().list_repo_files(repository, revision=revision)
     except fetch_errors():
         return []
 
 
 def _download(repository: str, revision: str | None, offline: bool, patterns: list[str]) -> Path:
-    # The import takes a second, and folders don't need it.
-    import huggingface_hub
+    check_revision(revision)
+    huggingface_hub = hub_library()
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
@@ -139,8 +139,8 @@ def _download(repository: str, revision: str | None, offline: bool, patterns: li
         ) from error
     except fetch_errors() as error:
         raise DownloadError(
-            f"{repository} (revision {revision or 'main'}) can't be fetched: {error}. Check the name, the "
-            "revision, for gated models the token (HF_TOKEN), and the proxy if there is one (HTTPS_PROXY)"
+            f"{repository} (revision {revision or 'main'}) can't be fetched: {said(error)}. Check the name, "
+            "the revision, for gated models the token (HF_TOKEN), and the proxy if there is one (HTTPS_PROXY)"
         ) from error
 
 
@@ -166,7 +166,25 @@ def _why_not_fetched(offline: bool, cause: BaseException | None) -> str:
 
 def fetch_errors() -> tuple[type[Exception], ...]:
     """What huggingface_hub raises where it can't fetch. Its library for HTTP has errors that are no OSError,
-    as when a proxy refuses; an ImportError means that a package for the kind of proxy is missing."""
+    as when a proxy refuses; an ImportError means that a package for the kind of proxy is missing. The errors
+    of Python are those of an answer that has not what the library looks for."""
     from huggingface_hub import errors
 
-    return errors.HTTPError, OSError, ValueError, ImportError  # type: ignore[attr-defined]
+    senseless = AssertionError, AttributeError, LookupError, RuntimeError, TypeError
+    return errors.HTTPError, OSError, ValueError, ImportError, *senseless  # type: ignore[attr-defined]
+
+
+def said(error: BaseException) -> str:
+    """What people can make of one of fetch_errors()."""
+    is_senseless = isinstance(error, AssertionError | AttributeError | LookupError | TypeError)
+    return f"the hub's answer makes no sense ({error!r})" if is_senseless else str(error)
+
+
+def check_revision(revision: str | None) -> None:
+    """Raises ConfigError for a text that is no branch, tag or commit, and would lead out of the cache."""
+    if revision is None:
+        return
+    try:
+        check_path(revision, "--revision")
+    except DownloadError as error:
+        raise ConfigError(f"--revision {revision!r:.200} is no branch, tag or commit") from error

@@ -8,6 +8,7 @@ in the cache when its checksum is right. The links to the files are then made by
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.errors import CorruptFile, DownloadError
-from penstock.weights.checkpoints.hub import fetch_errors, has_safetensors, is_wanted
+from penstock.weights.checkpoints.hub import (
+    check_revision,
+    fetch_errors,
+    has_safetensors,
+    is_wanted,
+    said,
+)
+from penstock.weights.checkpoints.hub_answers import MAX_NAME_BYTES, hub_library
 
 #: Bytes that are hashed, and told of, at a time.
 CHUNK_BYTES = 1 << 20
+_CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+#: Ending of the name of a file that is being fetched.
+_PART = ".part"
 
 
 @dataclass(frozen=True)
@@ -51,12 +62,13 @@ def cache_of(repository: str) -> Path:
 
 def list_files(repository: str, revision: str | None, allow_pickle: bool) -> HubFiles:
     """Asks the hub. Raises DownloadError."""
-    import huggingface_hub
-
+    check_revision(revision)
     try:
-        found = huggingface_hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
+        found = hub_library().HfApi().model_info(repository, revision=revision, files_metadata=True)
     except fetch_errors() as error:
-        raise DownloadError(f"the hub does not tell the files of {repository}: {error}") from error
+        raise DownloadError(f"the hub does not tell the files of {repository}: {said(error)}") from error
+    if not found.sha:
+        raise DownloadError(f"the hub does not tell the commit of {repository}: is it a hub?")
     siblings = found.siblings or []
     takes_pickles = allow_pickle and not has_safetensors([each.rfilename for each in siblings])
     files = tuple(
@@ -64,37 +76,41 @@ def list_files(repository: str, revision: str | None, allow_pickle: bool) -> Hub
         for each in siblings
         if is_wanted(each.rfilename, takes_pickles)
     )
-    return HubFiles(repository, found.sha or "", files)
+    return HubFiles(repository, found.sha, files)
 
 
-def fetch_file(repository: str, commit: str, name: str, tell: Callable[[int], None]) -> None:
+def fetch_file(repository: str, commit: str, file: HubFile, tell: Callable[[int], None]) -> bool:
     """Brings a file into the cache, unless it is there. tell() gets the bytes as they come, also those that
-    an earlier run fetched. Raises DownloadError, and CorruptFile for a file with another checksum than the
-    hub's: the file is deleted."""
-    import huggingface_hub
-
-    url = huggingface_hub.hf_hub_url(repository, name, revision=commit)
+    an earlier run fetched. Returns whether the hub gave a checksum to compare. Raises DownloadError, and
+    CorruptFile for a file with another checksum or size than the hub's: the file is deleted."""
+    huggingface_hub, what = hub_library(), f"{file.name} of {repository}"
+    url = huggingface_hub.hf_hub_url(repository, file.name, revision=commit)
     try:
         facts = huggingface_hub.get_hf_file_metadata(url)
-        blob = cache_of(repository) / "blobs" / str(facts.etag)
+        if not facts.etag:
+            raise DownloadError(f"{what} can't be fetched: {url} gives no checksum (ETag): is it a hub?")
+        checksum = str(facts.etag)
+        blob = cache_of(repository) / "blobs" / checksum
         blob.parent.mkdir(parents=True, exist_ok=True)
         if blob.exists():
             tell(blob.stat().st_size)
-            return
-        part = blob.with_name(blob.name + ".part")
-        _fetch(url, facts.location, part, tell)
+            return _CHECKSUM.fullmatch(checksum) is not None
+        part = blob.with_name(f"{checksum[: MAX_NAME_BYTES - len(_PART)]}{_PART}")
+        _fetch(url, facts.location, part, file.num_bytes, tell)
     except fetch_errors() as error:
-        reason = f"{name} of {repository} can't be fetched: {error}. The same command goes on later"
+        reason = f"{what} can't be fetched: {said(error)}. The same command goes on later"
         raise DownloadError(reason) from error
-    _check(part, blob.name, f"{name} of {repository}")
+    _check(part, checksum, file.num_bytes, what)
     part.replace(blob)
+    return _CHECKSUM.fullmatch(checksum) is not None
 
 
-def _fetch(url: str, location: str, part: Path, tell: Callable[[int], None]) -> None:
+def _fetch(url: str, location: str, part: Path, num_bytes: int, tell: Callable[[int], None]) -> None:
+    """Adds to `part`, which never grows beyond `num_bytes` by more than a chunk, if that is known (not 0)."""
     from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
     headers: dict[str, Any] = build_hf_headers()
-    if urlsplit(location).netloc != urlsplit(url).netloc:
+    if urlsplit(location)[:2] != urlsplit(url)[:2]:
         headers.pop("authorization", None)  # the file lies with somebody else
     begun = part.stat().st_size if part.exists() else 0
     headers |= {"Accept-Encoding": "identity"} | ({"Range": f"bytes={begun}-"} if begun else {})
@@ -109,16 +125,22 @@ def _fetch(url: str, location: str, part: Path, tell: Callable[[int], None]) -> 
             for chunk in answer.iter_bytes(CHUNK_BYTES):
                 file.write(chunk)
                 tell(len(chunk))
+                if 0 < num_bytes < file.tell():
+                    return  # _check() finds that it is too long
 
 
-def _check(path: Path, checksum: str, what: str) -> None:
+def _check(path: Path, checksum: str, num_bytes: int, what: str) -> None:
     """A checksum of 64 digits is SHA-256, and one of 40 is that of a git blob."""
-    if len(checksum) == 64:
-        found = hashlib.sha256()
-    elif len(checksum) == 40:
-        found = hashlib.sha1(b"blob %d\0" % path.stat().st_size)
-    else:
-        return  # a mirror with names of its own
+    found_bytes = path.stat().st_size
+    if num_bytes and found_bytes != num_bytes:
+        path.unlink()
+        raise CorruptFile(
+            f"{what} came with {'more' if found_bytes > num_bytes else 'fewer'} than the {num_bytes} bytes "
+            "that the hub tells, and was deleted: run it again"
+        )
+    if not _CHECKSUM.fullmatch(checksum):
+        return  # a mirror with names of its own: fetch_file() tells
+    found = hashlib.sha256() if len(checksum) == 64 else hashlib.sha1(b"blob %d\0" % found_bytes)
     for piece in _pieces(path):
         found.update(piece)
     if found.hexdigest() != checksum:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.weights.checkpoints.int4_form import Int4Source
+from penstock.weights.checkpoints.int8_source import Int8Source
 
 if TYPE_CHECKING:
     from penstock.weights.checkpoints.checkpoint import Checkpoint
@@ -47,6 +48,8 @@ class TensorEntry:
     sources: tuple[TensorEntry, ...] = ()
     #: The matrix as 4-bit codes, where it is kept so; `decode` makes floats of it.
     int4: Int4Source | None = None
+    #: The matrix as INT8 in groups, where `decode` makes floats of such a matrix.
+    int8: Int8Source | None = None
     #: Inputs that should share a scale if the matrix becomes INT8: as many as share one in the file. 0: no
     #: such wish.
     group_size: int = 0

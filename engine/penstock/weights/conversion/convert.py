@@ -12,7 +12,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from penstock.errors import CapacityError
+from penstock.errors import CapacityError, CorruptFile
 from penstock.memory.hardware import num_physical_cores
 from penstock.memory.planning.plan import gib
 from penstock.weights.conversion import manifest as manifests
@@ -139,14 +139,50 @@ class Conversion:
         check_space(self._target, left)
         total = sum(file.num_bytes for file in self._files)
         writer = UnitWriter(self._store, self._target, rounding, self._report)
-        with torch_threads(1), closing(writer.write(self._files, done)) as written:
+        with (
+            self._of_one_source(companions),
+            torch_threads(1),
+            closing(writer.write(self._files, done)) as written,
+        ):
             for file, entry in written:
+                self._store.checkpoint.check_unchanged()
                 done[file.name] = entry
                 whole_file.write_json(self._target / MANIFEST, self._manifest)
                 left -= file.num_bytes
                 if report_progress is not None:
                     report_progress(total - left, total)
+            self._check_source(companions)
         self._finish(companions)
+
+    def _check_source(self, companions: dict[str, bytes]) -> None:
+        """Raises CorruptFile if the source was changed since the conversion began."""
+        folder = self._store.checkpoint.folder
+        self._store.checkpoint.check_unchanged()
+        if folder.is_dir() and (now := read_companions(folder)) != companions:
+            changed = min(name for name, _ in companions.items() ^ now.items())
+            raise CorruptFile(f"{folder / changed} was changed while the model was converted")
+
+    @contextmanager
+    def _of_one_source(self, companions: dict[str, bytes]) -> Iterator[None]:
+        """Files that were made of a source before it was changed don't go together with those that a later
+        run would make of it, so none of them stays. Raises CorruptFile."""
+        try:
+            yield
+        except CorruptFile as fault:
+            try:
+                self._check_source(companions)
+            except CorruptFile as change:
+                error = change
+            else:
+                raise fault  # a disk's, or a file's own: what was written stays, and the next run goes on
+            written = {file.name for file in self._files} | self._manifest["files"].keys()
+            for name in sorted(written | {CONFIG}, key=lambda name: name != CONFIG):
+                (self._target / name).unlink(missing_ok=True)
+            (self._target / MANIFEST).unlink(missing_ok=True)
+            raise CorruptFile(
+                f"{error}. The conversion ended, and what it had written to {self._target} is deleted: run "
+                "it again"
+            ) from error
 
     def _whole_files(self) -> dict[str, Any]:
         """The manifest's entries of files that are as they were written."""

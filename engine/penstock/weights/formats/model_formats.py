@@ -71,11 +71,12 @@ def with_experts_in(tensors: ModelTensors, kind: WeightFormat) -> ModelTensors:
     return replace(tensors, stacks=stacks)
 
 
-def as_stored(tensors: ModelTensors, source: TensorSource) -> ModelTensors:
-    """The same model with its matrices in 4 bits where the checkpoint has them so."""
+def as_stored(tensors: ModelTensors, source: TensorSource, keeps_groups: bool = True) -> ModelTensors:
+    """The same model with its matrices in 4 bits, or in INT8 in groups, where the checkpoint has them so. For
+    `keeps_groups` see stored_format()."""
 
     def keep(tensor: TensorSpec) -> WeightFormat:
-        return stored_format(tensor, source) if tensor.is_matrix else tensor.format
+        return stored_format(tensor, source, keeps_groups) if tensor.is_matrix else tensor.format
 
     return _with_formats(tensors, unit=keep, head=keep, embedding=keep)
 

@@ -16,7 +16,15 @@ from penstock.kernels.operands import QuantizedTensor
 from penstock.kernels.planes_tensor import split
 from penstock.weights.checkpoints.quantized.planes import LOWER, UPPER
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
-from penstock.weights.formats.weight_format import CHUNK_BYTES, Component, Int8, Loss, rows_of_parts
+from penstock.weights.formats.weight_format import (
+    CHUNK_BYTES,
+    Component,
+    Int8,
+    Loss,
+    copy_scales,
+    rows_of_parts,
+    stored_rows,
+)
 from penstock.weights.quantize import row_quantizer
 from penstock.weights.tensor_quantizer import TensorQuantizer
 from penstock.weights.tensor_source import TensorSource, is_transposed
@@ -203,11 +211,13 @@ def _copy(source: TensorSource, part: str, rows: _Plane, num_threads: int) -> No
 
     def take(start: int) -> None:
         chunk = rows.rows(start, start + step)
-        chunk.take(source.read(part, start, start + chunk.out_features))
+        integers, scales = stored_rows(source, part, start, start + chunk.out_features)
+        chunk.take(integers)
+        if chunk.scale is not None and scales is not None:
+            chunk.scale.copy_(scales)
 
     starts = range(0, rows.out_features, step)
     with ThreadPoolExecutor(max(1, min(num_threads, len(starts))), "penstock-planes") as pool:
         list(pool.map(take, starts))
     if rows.scale is not None:
-        scale = source.read(part + "_scale").flatten()[: rows.scale.numel()]
-        rows.scale.copy_(scale.view(rows.scale.shape))
+        copy_scales(source, part, rows.scale)

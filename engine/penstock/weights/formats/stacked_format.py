@@ -114,14 +114,15 @@ def has_steps(tensor: TensorSpec) -> bool:
     return any(isinstance(kind, Int4) and kind.form.has_steps for kind in kinds)
 
 
-def stored_format(tensor: TensorSpec, source: TensorSource) -> WeightFormat:
-    """The format in which a matrix is kept without loss, where the checkpoint has 4-bit codes; INT8 in groups
-    of as many inputs as the checkpoint's where these don't fit 4 bits; otherwise the tensor's own."""
+def stored_format(tensor: TensorSpec, source: TensorSource, keeps_groups: bool = True) -> WeightFormat:
+    """The format in which a matrix is kept without loss, where the checkpoint has 4-bit codes or INT8 in
+    groups; INT8 in groups of as many inputs as the checkpoint's where it has other numbers; otherwise the
+    tensor's own. Unless `keeps_groups`, what can be INT8 has a scale for each output channel."""
     entries = [source.find(part) for part in tensor.parts]
     found = [entry for entry in entries if entry is not None]
     if len(found) < len(entries):
         return tensor.format
-    kinds = [_format_of(tensor, entry, source) for entry in found]
+    kinds = [_format_of(tensor, entry, source, keeps_groups) for entry in found]
     is_permuted = any(isinstance(kind, Int4) and kind.form.is_permuted for kind in kinds)
     if len(kinds) == 1 or (len(set(kinds)) == 1 and not is_permuted):
         return kinds[0]
@@ -132,12 +133,15 @@ def stored_format(tensor: TensorSpec, source: TensorSource) -> WeightFormat:
     return Stacked(tuple(zip(kinds, rows, strict=True)))
 
 
-def _format_of(tensor: TensorSpec, entry: TensorEntry, source: TensorSource) -> WeightFormat:
+def _format_of(
+    tensor: TensorSpec, entry: TensorEntry, source: TensorSource, keeps_groups: bool
+) -> WeightFormat:
     if entry.int4 is not None:
         return Int4(entry.int4.form)
     own = tensor.format.group_size
     # The group size that a user has chosen stays.
-    size = _int8_group_size(entry, own, source) if entry.dtype == "I8" else own or entry.group_size
+    wish = entry.group_size if keeps_groups else 0
+    size = _int8_group_size(entry, own, source) if entry.dtype == "I8" else own or wish
     if size == own or (size and tensor.shape[1] % size):
         return tensor.format
     return tensor.format.grouped(tensor, size)

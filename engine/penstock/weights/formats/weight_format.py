@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -215,6 +216,8 @@ class Int8:
         return QuantizedTensor(qweight, scale)
 
     def holds(self, entry: TensorEntry) -> bool:
+        if entry.int8 is not None:
+            return entry.int8.group_size == self.group_size
         return entry.dtype == "I8"
 
     def grouped(self, tensor: TensorSpec, group_size: int) -> Int8:
@@ -237,7 +240,7 @@ class Int8:
             entry = source.entry(part)
             check_shape(tensor, entry)
             names.add(entry.name)
-            if self.holds(entry):
+            if entry.dtype == "I8":
                 scale = source.entry(part + "_scale")
                 self._check_scale(tensor, entry, scale)
                 names |= {scale.name, entry.name + "_shape", *(each.name for each in entry.sources)}
@@ -264,7 +267,7 @@ class Int8:
         for part, entry, start, end in rows_of_parts(source, tensor):
             rows = whole.rows(start, end)
             if self.holds(entry):
-                _copy(source, part, rows)
+                _copy(source, part, rows, num_threads)
                 continue
             quantizer = TensorQuantizer(
                 source.checkpoint, entry, rows, row_quantizer, is_transposed(tensor, entry)
@@ -273,6 +276,8 @@ class Int8:
         return losses
 
     def dequantize(self, source: TensorSource, part: str, exact: Tensor) -> Tensor:
+        if source.entry(part).int8 is not None:
+            return exact  # the entry has made floats of the integers
         scale = source.read(part + "_scale").float().view(exact.shape[0], -1)
         return exact * scale.repeat_interleave(exact.shape[1] // scale.shape[1], 1)
 
@@ -325,12 +330,45 @@ def check_shape(tensor: TensorSpec, entry: TensorEntry) -> None:
         )
 
 
-def _copy(source: TensorSource, part: str, rows: QuantizedTensor) -> None:
-    """Copy integers and scales as the checkpoint holds them."""
+def stored_rows(source: TensorSource, part: str, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+    """Integers of rows start:stop of a part that Int8 holds (int8 [rows, in_features]), and their scales
+    [rows, num_groups] where both lie together in the file. Raises CorruptFile."""
+    entry = source.entry(part)
+    if entry.int8 is None:
+        return source.read(part, start, stop), None
+    source.count(entry.num_bytes * (stop - start) // entry.shape[0])
+    return entry.int8.read(source.checkpoint, start, stop)
+
+
+def copy_scales(source: TensorSource, part: str, scale: Tensor) -> None:
+    """Copy all scales of a part, where they are a tensor of their own."""
+    if source.entry(part).int8 is None:
+        stored = source.read(part + "_scale").flatten()[: scale.numel()]
+        scale.copy_(stored.view(scale.shape))
+
+
+def _copy(source: TensorSource, part: str, rows: QuantizedTensor, num_threads: int) -> None:
+    """Copy integers and scales as the checkpoint holds them. Threads gain where both lie in blocks."""
     num_rows, width = rows.qweight.shape
+    is_direct = source.entry(part).int8 is None
     step = max(1, CHUNK_BYTES // width)
-    for start in range(0, num_rows, step):
-        chunk = rows.qweight[start : start + step]
-        source.read(part, start, start + len(chunk), chunk)
-    scale = source.read(part + "_scale").flatten()[: rows.scale.numel()]
-    rows.scale.copy_(scale.view(rows.scale.shape))
+
+    def copy(start: int) -> None:
+        chunk = rows.rows(start, start + step)
+        stop = start + chunk.out_features
+        if is_direct:
+            source.read(part, start, stop, chunk.qweight)
+            return
+        integers, scales = stored_rows(source, part, start, stop)
+        assert scales is not None
+        chunk.qweight.copy_(integers)
+        chunk.scale.copy_(scales)
+
+    starts = range(0, num_rows, step)
+    if is_direct or num_threads == 1:
+        for start in starts:
+            copy(start)
+    else:
+        with ThreadPoolExecutor(max(1, min(num_threads, len(starts))), "penstock-blocks") as pool:
+            list(pool.map(copy, starts))
+    copy_scales(source, part, rows.scale)

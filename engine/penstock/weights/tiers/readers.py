@@ -41,6 +41,8 @@ class StoreReader:
             key: store.contiguous_unit(key) for key in store.units
         }
         self._direct = (direct or DirectReader()) if any(self._ranges.values()) else None
+        if self._direct is not None:
+            self._direct.expect(store.checkpoint.identities)
         #: The ranges of units of which the file has all bytes.
         self._whole = {
             key: found

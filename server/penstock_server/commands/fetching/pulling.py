@@ -9,6 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from penstock.errors import CapacityError, ConfigError
+from penstock.weights.checkpoints.folder import shortened
 from penstock.weights.checkpoints.hub import REPOSITORY, SHIPPED, find_model
 from penstock.weights.checkpoints.hub_fetch import HubFiles, cache_of, fetch_file, list_files
 from penstock_server.commands.converting import ProgressBar, gigabytes, summary
@@ -28,9 +29,9 @@ def run_pull(settings: Settings, converts: bool, deletes_original: bool) -> int:
     if name in SHIPPED or Path(name).exists() or not REPOSITORY.fullmatch(name):
         raise ConfigError(f"{name} is no repository of the hub, but here already: pull takes owner/name")
     found = list_files(name, settings.revision, settings.allow_pickle)
-    _fetch(found)
+    unchecked = _fetch(found)
     find_model(name, settings.revision, allow_pickle=settings.allow_pickle)  # links the files
-    print(f"{name}: {len(found.files)} files, {gigabytes(found.num_bytes)}, with the checksums of the hub")
+    print(f"{name}: {len(found.files)} files, {gigabytes(found.num_bytes)}, {_checked(found, unchecked)}")
     if converts:
         _convert(settings)
         if deletes_original:
@@ -38,7 +39,16 @@ def run_pull(settings: Settings, converts: bool, deletes_original: bool) -> int:
     return 0
 
 
-def _fetch(found: HubFiles) -> None:
+def _checked(found: HubFiles, unchecked: list[str]) -> str:
+    if not unchecked:
+        return "with the checksums of the hub"
+    if len(unchecked) == len(found.files):
+        return "none of them checked, since the hub gives no checksums"
+    return f"with the checksums of the hub, which gives none of {shortened(unchecked)}"
+
+
+def _fetch(found: HubFiles) -> list[str]:
+    """Returns the names of files of which the hub gives no checksum."""
     folder = cache_of(found.repository)
     folder.mkdir(parents=True, exist_ok=True)
     there = sum(path.stat().st_size for path in (folder / "blobs").glob("*"))
@@ -56,8 +66,10 @@ def _fetch(found: HubFiles) -> None:
         disable=not sys.stderr.isatty(),
     )
     with bar:
-        for file in sorted(found.files, key=lambda file: file.num_bytes):  # what is wrong is said early
-            fetch_file(found.repository, found.commit, file.name, bar.update)
+        early = sorted(found.files, key=lambda file: file.num_bytes)  # what is wrong is said early
+        return [
+            file.name for file in early if not fetch_file(found.repository, found.commit, file, bar.update)
+        ]
 
 
 def _convert(settings: Settings) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+
+from penstock.errors import ConfigError
 
 readline: ModuleType | None
 try:
@@ -35,6 +38,17 @@ def with_history(path: Path) -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             readline.write_history_file(path)
+
+
+def typed_text(text: str | None) -> str:
+    """The text of a flag, or of stdin if the flag was not given. Bytes that are no text become U+FFFD. Raises
+    ConfigError if there is neither."""
+    if text is None:
+        if sys.stdin is None:
+            raise ConfigError("there is no text: stdin is closed, and no flag has one")
+        text = sys.stdin.read()
+    # Python has such bytes of the command line as lone surrogates, which no tokenizer takes.
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def messages() -> Iterator[str]:

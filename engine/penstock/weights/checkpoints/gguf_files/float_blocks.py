@@ -6,22 +6,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.weights.checkpoints.gguf_files import integer_blocks
 from penstock.weights.checkpoints.gguf_files.coded_blocks import half, scales_and_minima
 
 
 def q8_0(blocks: Tensor) -> Tensor:
-    """A scale and 32 signed bytes."""
-    return blocks[:, 2:].view(torch.int8).float().mul_(half(blocks, 0).float())
+    integers, scales = integer_blocks.q8_0(blocks)
+    return integers.float().mul_(scales.float())
 
 
 def q5_0(blocks: Tensor) -> Tensor:
-    """A scale, the fifth bits of 32 elements, and their other bits."""
-    return (_five_bits(blocks[:, 6:22], blocks[:, 2:6]).float() - 16).mul_(half(blocks, 0).float())
+    integers, scales = integer_blocks.q5_0(blocks)
+    return integers.float().mul_(scales.float())
 
 
 def q5_1(blocks: Tensor) -> Tensor:
-    """As Q5_0, with a minimum that is added."""
-    elements = _five_bits(blocks[:, 8:24], blocks[:, 4:8]).float()
+    """As integer_blocks.q5_0(), with a minimum that is added."""
+    elements = integer_blocks.five_bits(blocks[:, 8:24], blocks[:, 4:8]).float()
     return elements.mul_(half(blocks, 0).float()).add_(half(blocks, 2).float())
 
 
@@ -30,7 +31,7 @@ def q5_k(blocks: Tensor) -> Tensor:
     elements of group i."""
     scales, minima = (part.float() for part in scales_and_minima(blocks[:, 4:16]))
     fifth = torch.stack([blocks[:, 16:48] >> group & 1 for group in range(8)], dim=1)
-    elements = (_halves(blocks[:, 48:176], 32).view(-1, 8, 32) | fifth << 4).float()
+    elements = (integer_blocks.halves(blocks[:, 48:176], 32).view(-1, 8, 32) | fifth << 4).float()
     elements.mul_((half(blocks, 0).float() * scales)[..., None])
     return elements.sub_((half(blocks, 2).float() * minima)[..., None]).flatten(1)
 
@@ -40,17 +41,5 @@ def q6_k(blocks: Tensor) -> Tensor:
     element."""
     scales = half(blocks, 208).float() * blocks[:, 192:208].view(torch.int8).float()
     high = torch.stack([blocks[:, 128:192].reshape(-1, 2, 32) >> shift & 3 for shift in (0, 2, 4, 6)], dim=2)
-    elements = (_halves(blocks[:, :128], 64) | high.flatten(1) << 4).float() - 32
+    elements = (integer_blocks.halves(blocks[:, :128], 64) | high.flatten(1) << 4).float() - 32
     return elements.view(-1, 16, 16).mul_(scales[..., None]).flatten(1)
-
-
-def _halves(stored: Tensor, count: int) -> Tensor:
-    """For each `count` bytes the low halves, then the high halves: uint8 [num_blocks, 2 n]."""
-    parts = stored.reshape(len(stored), -1, count)
-    return torch.stack((parts & 15, parts >> 4), dim=2).flatten(1)
-
-
-def _five_bits(stored: Tensor, fifth: Tensor) -> Tensor:
-    """32 elements of each block, uint8: four bits as in Q4_0, and a bit of each in four bytes."""
-    bits = torch.stack([fifth >> bit & 1 for bit in range(8)], dim=2).flatten(1)
-    return _halves(stored, 16) | bits << 4

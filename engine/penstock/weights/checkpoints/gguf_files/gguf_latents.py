@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.gguf_files.block_types import GROUP
 from penstock.weights.checkpoints.gguf_files.gguf_mixtures import MixtureFile
 from penstock.weights.checkpoints.gguf_files.gguf_numbers import Numbers
 from penstock.weights.checkpoints.gguf_files.gguf_rows import GgufRows, renamed
@@ -48,20 +49,20 @@ class LatentMixtureFile(MixtureFile):
         return word in (KEYS, VALUES) or super().knows(word)
 
     def entries(
-        self, numbers: Numbers, stored: TensorEntry, name: tuple[str, str, str], group_size: int
+        self, numbers: Numbers, stored: TensorEntry, name: tuple[str, str, str]
     ) -> Iterator[TensorEntry]:
         layer, word, _ = name
         if word not in (KEYS, VALUES):
-            yield from super().entries(numbers, stored, name, group_size)
+            yield from super().entries(numbers, stored, name)
             return
         pair = [numbers.tensors.get(f"blk.{layer}.{part}.weight") for part in (KEYS, VALUES)]
         if pair[0] is None or pair[1] is None:
             raise CorruptFile(f"{numbers.path} has {stored.name} without its partner; download it again")
         if word == KEYS:
-            yield joined(f"model.layers.{layer}.self_attn.kv_b_proj.weight", pair[0], pair[1], group_size)
+            yield joined(f"model.layers.{layer}.self_attn.kv_b_proj.weight", pair[0], pair[1])
 
 
-def joined(name: str, keys: TensorEntry, values: TensorEntry, group_size: int) -> TensorEntry:
+def joined(name: str, keys: TensorEntry, values: TensorEntry) -> TensorEntry:
     """[num_heads * (plain_dim + value_dim), rank], of keys [num_heads, rank, plain_dim] and values
     [num_heads, value_dim, rank]. Blocks of the keys lie along another axis than the rows: they are decoded,
     and become INT8. Raises CorruptFile."""
@@ -73,7 +74,7 @@ def joined(name: str, keys: TensorEntry, values: TensorEntry, group_size: int) -
     num_heads, rank, plain = keys.shape
     step = plain + values.shape[1]
     each = [replace(part, shape=(num_heads * part.shape[1], part.shape[2])) for part in (keys, values)]
-    parts = [renamed(part.name, GgufRows(part), 0) for part in each]
+    parts = [renamed(part.name, GgufRows(part)) for part in each]
 
     def decode(checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
         first, end = start // step, -(-stop // step)
@@ -87,7 +88,7 @@ def joined(name: str, keys: TensorEntry, values: TensorEntry, group_size: int) -
     shape, num_bytes = (num_heads * step, rank), keys.num_bytes + values.num_bytes
     return TensorEntry(
         name, keys.file, keys.offset, "F32", shape, num_bytes, decode, has_outputs_first=True,
-        group_size=group_size,
+        group_size=GROUP,
     )  # fmt: skip
 
 

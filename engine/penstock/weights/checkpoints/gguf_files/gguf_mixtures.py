@@ -16,6 +16,7 @@ from penstock.weights.checkpoints.gguf_files.gguf_keys import check_same
 from penstock.weights.checkpoints.gguf_files.gguf_numbers import Numbers, window_layers
 from penstock.weights.checkpoints.gguf_files.gguf_rows import GgufRows, renamed
 from penstock.weights.checkpoints.int4_form import Int4Form, Int4Source
+from penstock.weights.checkpoints.int8_source import Int8Source
 from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
@@ -75,7 +76,7 @@ class MixtureFile:
         return _stacked(word) in (GATE, UP, DOWN, GATE_UP) or word in self.whole_names
 
     def entries(
-        self, numbers: Numbers, stored: TensorEntry, name: tuple[str, str, str], group_size: int
+        self, numbers: Numbers, stored: TensorEntry, name: tuple[str, str, str]
     ) -> Iterator[TensorEntry]:
         """The entries that a tensor becomes. `name`: layer, word and kind ("weight" or "bias")."""
         layer, word, kind = name
@@ -84,33 +85,33 @@ class MixtureFile:
             # A matrix with one row lies in files as a vector.
             is_flat = word == SHARED_GATE and len(stored.shape) == 1
             stored = replace(stored, shape=(1, *stored.shape)) if is_flat else stored
-            yield renamed(prefix + self.whole_names[word], GgufRows(stored), 0)
+            yield renamed(prefix + self.whole_names[word], GgufRows(stored))
             return
         if not self.has_turns or word == DOWN:
-            yield from self._apart(numbers, stored, prefix, word, kind, group_size)
+            yield from self._apart(numbers, stored, prefix, word, kind)
         elif word == GATE:
             partner = numbers.tensors.get(stored.name.replace(GATE, UP))
             if partner is None or partner.shape != stored.shape:
                 raise CorruptFile(f"{numbers.path} has no {UP} that fits {stored.name}; download it again")
             pairs = zip(_slices(numbers, stored), _slices(numbers, partner), strict=True)
             for number, (gate, up) in enumerate(pairs):
-                yield by_turns(f"{prefix}{self.expert}{number}.gate_up_proj.{kind}", gate, up, group_size)
+                yield by_turns(f"{prefix}{self.expert}{number}.gate_up_proj.{kind}", gate, up)
         elif word == GATE_UP:
             raise UnsupportedModel(f"{numbers.path} has {stored.name}, and Penstock reads gate and up apart")
 
     def _apart(
-        self, numbers: Numbers, stored: TensorEntry, prefix: str, word: str, kind: str, group_size: int
+        self, numbers: Numbers, stored: TensorEntry, prefix: str, word: str, kind: str
     ) -> Iterator[TensorEntry]:
         gate, up, down = self.modules
         parts = {GATE: (gate,), UP: (up,), DOWN: (down,), GATE_UP: (gate, up)}[_stacked(word)]
         if word != _stacked(word):  # older files have each expert alone: ffn_gate.3
             alone = word.rpartition(".")[2]
-            yield renamed(f"{prefix}{self.expert}{alone}.{parts[0]}.{kind}", GgufRows(stored), group_size)
+            yield renamed(f"{prefix}{self.expert}{alone}.{parts[0]}.{kind}", GgufRows(stored))
             return
         for number, whole in enumerate(_slices(numbers, stored)):
             for index, part in enumerate(parts):
                 rows = GgufRows(_rows(whole, index, len(parts)))
-                yield renamed(f"{prefix}{self.expert}{number}.{part}.{kind}", rows, group_size)
+                yield renamed(f"{prefix}{self.expert}{number}.{part}.{kind}", rows)
 
 
 def _stacked(word: str) -> str:
@@ -139,9 +140,9 @@ def _rows(matrix: TensorEntry, index: int, count: int) -> TensorEntry:
     return replace(matrix, shape=shape, offset=matrix.offset + index * num_bytes, num_bytes=num_bytes)
 
 
-def by_turns(name: str, first: TensorEntry, second: TensorEntry, group_size: int) -> TensorEntry:
+def by_turns(name: str, first: TensorEntry, second: TensorEntry) -> TensorEntry:
     """The rows of two tensors by turns, as one tensor. Raises UnsupportedModel."""
-    pair = [renamed(each.name, GgufRows(each), group_size) for each in (first, second)]
+    pair = [renamed(each.name, GgufRows(each)) for each in (first, second)]
     rows, num_bytes = 2 * first.shape[0], first.num_bytes + second.num_bytes
     shape = (rows, *first.shape[1:])
     sources = [each.int4 for each in pair]
@@ -154,7 +155,9 @@ def by_turns(name: str, first: TensorEntry, second: TensorEntry, group_size: int
     def decode(checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
         return _turns(start, stop, *(_some(checkpoint, each, start, stop) for each in pair))
 
-    return replace(pair[0], name=name, shape=shape, num_bytes=num_bytes, decode=decode, int4=None)
+    integers = [each.int8 for each in pair]
+    both = integers[0] and integers[1] and TurnsOfIntegers(integers[0], integers[1])
+    return replace(pair[0], name=name, shape=shape, num_bytes=num_bytes, decode=decode, int4=None, int8=both)
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,23 @@ class TurnsOfCodes:
         rows = start // 2, -(-stop // 2)
         first, second = (source.read(checkpoint, *rows) for source in (self.first, self.second))
         return {name: _turns(start, stop, array, second[name]) for name, array in first.items()}
+
+
+@dataclass(frozen=True)
+class TurnsOfIntegers:
+    """Two matrices of INT8 in groups of one size, row by row by turns."""
+
+    first: Int8Source
+    second: Int8Source
+
+    @property
+    def group_size(self) -> int:
+        return self.first.group_size
+
+    def read(self, checkpoint: Checkpoint, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        rows = start // 2, -(-stop // 2)
+        first, second = (source.read(checkpoint, *rows) for source in (self.first, self.second))
+        return _turns(start, stop, first[0], second[0]), _turns(start, stop, first[1], second[1])
 
 
 def _some(checkpoint: Checkpoint, entry: TensorEntry, start: int, stop: int) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.text.gguf_vocabulary import end_tokens
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, EIGHT_BITS, GROUP, BlockType
+from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, GROUP
 from penstock.weights.checkpoints.gguf_files.gguf_header import read_header
 from penstock.weights.checkpoints.gguf_files.gguf_keys import check_keys, check_same
 from penstock.weights.checkpoints.gguf_files.gguf_latents import DEEPSEEK
@@ -83,20 +83,10 @@ def _file_type(numbers: Numbers) -> str:
 
 def _requantized(numbers: Numbers) -> str:
     """Which types become INT8, and how."""
-    found = sorted(kind.name for kind in _block_types(numbers) if kind.form is None)
-    if found and not _group_size(numbers):
-        return "Q8_0, blocks of 32 inputs (--group-size 32 keeps the blocks in layers and head)"
+    stored = {entry.dtype for entry in numbers.tensors.values()}
+    kinds = [kind for name, kind in BY_NAME.items() if name in stored]
+    found = sorted(kind.name for kind in kinds if kind.form is None and kind.integers is None)
     return f"{', '.join(found)}, which become INT8 in groups of {GROUP} inputs" if found else ""
-
-
-def _group_size(numbers: Numbers) -> int:
-    """Inputs that should share a scale where blocks become INT8. A file that has no other blocks than Q8_0's
-    gets a scale for each output channel: 0."""
-    return GROUP if any(kind.name != EIGHT_BITS for kind in _block_types(numbers)) else 0
-
-
-def _block_types(numbers: Numbers) -> set[BlockType]:
-    return {BY_NAME[entry.dtype] for entry in numbers.tensors.values() if entry.dtype in BY_NAME}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -105,7 +95,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _entries(numbers: Numbers) -> Iterator[TensorEntry]:
-    architecture, group_size = _architecture(numbers), _group_size(numbers)
+    architecture = _architecture(numbers)
     mixture = architecture.mixture
     names = NAMES | architecture.names | (mixture.names if mixture else {})
     for stored in numbers.tensors.values():
@@ -113,7 +103,7 @@ def _entries(numbers: Numbers) -> Iterator[TensorEntry]:
         if stored.name in ROPE_TENSORS:
             continue
         if mixture and match and mixture.knows(match[2]):
-            yield from mixture.entries(numbers, stored, (match[1], match[2], match[3]), group_size)
+            yield from mixture.entries(numbers, stored, (match[1], match[2], match[3]))
             continue
         if match is None or match[2] not in names:
             yield stored  # the store does not know the name either, and says so
@@ -123,7 +113,7 @@ def _entries(numbers: Numbers) -> Iterator[TensorEntry]:
         is_exchanged = architecture.exchanges_rows and match[2] in ("attn_q", "attn_k")
         order = _exchanged(numbers, stored) if is_exchanged else RowOrder()
         rows = GgufRows(stored, order, offset)
-        yield renamed(f"{layer}{names[match[2]]}.{match[3]}", rows, group_size)
+        yield renamed(f"{layer}{names[match[2]]}.{match[3]}", rows)
 
 
 def _exchanged(numbers: Numbers, stored: TensorEntry) -> RowOrder:

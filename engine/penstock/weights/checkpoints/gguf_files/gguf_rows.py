@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.errors import CorruptFile
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, BlockType
+from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, GROUP, BlockType
 from penstock.weights.checkpoints.int4_form import Int4Form
 from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
@@ -91,21 +91,43 @@ class GgufCodes:
         return {name: array.reshape(stop - start, -1) for name, array in arrays.items()}
 
 
+@dataclass(frozen=True)
+class GgufIntegers:
+    """A matrix of blocks that are integers of at most 8 bits, each block with a scale."""
+
+    stored: TensorEntry
+    kind: BlockType
+    order: RowOrder = RowOrder()
+
+    @property
+    def group_size(self) -> int:
+        return self.kind.num_inputs
+
+    def read(self, checkpoint: Checkpoint, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        arrays = self.order.read(lambda *rows: self._rows(checkpoint, *rows), start, stop)
+        return arrays["integers"], arrays["scales"]
+
+    def _rows(self, checkpoint: Checkpoint, start: int, stop: int) -> dict[str, Tensor]:
+        assert self.kind.integers is not None
+        integers, scales = self.kind.integers(_blocks(checkpoint, self.stored, self.kind, start, stop))
+        return {"integers": integers.reshape(stop - start, -1), "scales": scales.view(stop - start, -1)}
+
+
 def _blocks(checkpoint: Checkpoint, stored: TensorEntry, kind: BlockType, start: int, stop: int) -> Tensor:
     """The blocks of rows start:stop: uint8 [num_blocks, bytes of a block]."""
     row_bytes = stored.num_bytes // stored.shape[0]
     return checkpoint.read_stored(stored, start * row_bytes, stop * row_bytes).view(-1, kind.num_bytes)
 
 
-def renamed(name: str, rows: GgufRows, group_size: int) -> TensorEntry:
-    """The entry of a tensor under the name that the model's own code has for it. `group_size` is the entry's,
-    where blocks become INT8."""
+def renamed(name: str, rows: GgufRows) -> TensorEntry:
+    """The entry of a tensor under the name that the model's own code has for it."""
     stored, kind = rows.stored, BY_NAME.get(rows.stored.dtype)
     if kind is not None and len(stored.shape) != 2:
         return replace(stored, name=name)  # no matrix: the store refuses the entry
     if kind is not None and kind.form is not None:
         codes = GgufCodes(stored, kind, kind.form, rows.order)
         return int4_entry(name, stored, (stored.shape[0], stored.shape[1]), codes)
+    keeps_integers = kind is not None and kind.integers is not None and not rows.offset
     return TensorEntry(
         name,
         stored.file,
@@ -114,7 +136,8 @@ def renamed(name: str, rows: GgufRows, group_size: int) -> TensorEntry:
         stored.shape,
         stored.num_bytes,
         None if rows.is_plain else rows.read,
-        group_size=group_size if kind is not None else 0,
+        int8=GgufIntegers(stored, kind, rows.order) if kind is not None and keeps_integers else None,
+        group_size=GROUP if kind is not None else 0,
     )
 
 

@@ -1,0 +1,160 @@
+"""TextProcess: renders chat templates in a process of its own, which may be lost.
+
+A template is a program of the model's files. It may loop, or write without end, perhaps for some messages
+only, and nothing can stop a thread that runs it. So the process text_worker.py runs it, and is ended when a
+rendering takes too much time or memory. The next rendering starts it again."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import RequestFailed
+
+#: Limits of a rendering: processor seconds and bytes, and what is added for each byte of the messages. A
+#: conversation of a megabyte takes 0.1 s with Qwen3's template, and 10 bytes for each of its own.
+MAX_SECONDS, MAX_BYTES = 2.0, 64 << 20
+_SECONDS_PER_BYTE, _BYTES_PER_BYTE = 2e-6, 24
+#: Seconds after which a silent process counts as lost, even on a slow machine.
+_PATIENCE_S = 60.0
+_ROOT = Path(__file__).resolve().parents[2]
+_START = (
+    f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from penstock.text.text_worker import serve; "
+    "serve(sys.stdin.buffer, sys.stdout.buffer)"
+)
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """What a template gets."""
+
+    template: str
+    messages: Sequence[Mapping[str, Any]]
+    #: The names of the tokenizer's special tokens, which are the template's own.
+    special_tokens: Mapping[str, str]
+    #: The other variables.
+    variables: Mapping[str, Any]
+    add_generation_prompt: bool
+    continue_final_message: bool
+
+
+class TextLost(Exception):
+    """The process ended over a request, or said nothing in time."""
+
+
+class TextProcess:
+    """Safe from any thread: one request at a time. The process starts with the first request."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._finalizer: weakref.finalize[..., TextProcess] | None = None
+
+    def render(
+        self, asked: Rendering, check_length: Callable[[int], None] = lambda num_chars: None
+    ) -> tuple[str, bytes]:
+        """What a template writes, and the origin of each character (traced_text.py).
+
+        check_length: gets the number of characters before the text is fetched; what it raises is passed on.
+        Raises TextLost for a rendering that met a limit, ValueError with the template's own words, and
+        RequestFailed if no process can be started.
+        """
+        try:
+            data = pickle.dumps(asked)
+        except Exception as error:  # any object can refuse to be pickled
+            raise ValueError(f"they hold what is no JSON: {error}") from error
+        seconds = MAX_SECONDS + _SECONDS_PER_BYTE * len(data)
+        most_bytes = MAX_BYTES + _BYTES_PER_BYTE * len(data)
+        with self._lock:
+            self._send(pickle.dumps((seconds, most_bytes)), data)
+            sign = self._read(1)
+            (num_chars,) = struct.unpack("<Q", self._read(8))
+            if sign == b"+":
+                check_length(num_chars)
+            self._send(pickle.dumps("text"))
+            text = self._read_frame().decode("utf-8", "surrogatepass")
+            origins = self._read_frame()
+        if sign == b"-":
+            raise ValueError(text)
+        return text, origins
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        with self._lock:
+            self._end()
+
+    def _send(self, *parts: bytes) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            self._end()  # it ended while it had nothing to do
+        pipe = (self._process or self._start()).stdin
+        assert pipe is not None
+        try:
+            for data in parts:
+                pipe.write(struct.pack("<Q", len(data)))
+                pipe.write(data)
+            pipe.flush()
+        except BrokenPipeError:
+            self._end()
+            raise TextLost from None
+
+    def _read_frame(self) -> bytes:
+        return self._read(struct.unpack("<Q", self._read(8))[0])
+
+    def _read(self, number: int) -> bytes:
+        assert self._process is not None and self._process.stdout is not None
+        pipe = self._process.stdout.fileno()  # read without a buffer, since poll() sees none
+        data = bytearray()
+        while len(data) < number:
+            part = os.read(pipe, number - len(data)) if _has_answer(pipe) else b""
+            if not part:
+                self._end()
+                raise TextLost
+            data += part
+        return bytes(data)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _START],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # the limits end the process, which is no error
+                start_new_session=True,  # Ctrl-C is for the server, which ends the process
+            )
+        except OSError as error:
+            raise RequestFailed(f"the process that renders chat templates can't start: {error}") from error
+        self._finalizer = weakref.finalize(self, _kill, self._process)
+        return self._process
+
+    def _end(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
+        self._process = self._finalizer = None
+
+
+@cache
+def text_process() -> TextProcess:
+    """The process that all models of this program share."""
+    return TextProcess()
+
+
+def _has_answer(pipe: int) -> bool:
+    poller = select.poll()  # select.select() refuses descriptors from 1024 on; a server can have more
+    poller.register(pipe, select.POLLIN)
+    return bool(poller.poll(1000 * _PATIENCE_S))
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()  # closes the pipes and waits
