@@ -1,8 +1,10 @@
-"""A model on two machines, one of which is killed, stopped or cut off at a random moment under load. Each
-request gets the answer of one machine, or a clear error within its deadline. Afterwards requests are
-answered, and nothing is left of those before: no block is used, and machines have no more open files.
+"""A model on two machines, one of which is killed, stopped or cut off at a random moment under load, or is
+killed while nothing is asked, between the same requests. Each request gets the answer of one machine, or a
+clear error within its deadline. Afterwards requests are answered, and nothing is left of those before: no
+block is used, and machines have no more open files.
 
     PYTHONPATH=tests .venv/bin/python -m machines.killed_machines --rounds 100
+    PYTHONPATH=tests .venv/bin/python -m machines.killed_machines --rounds 200 --kills-only --requests 8
 
 As root, the machines are in network namespaces, and the link between them fails as well: it is down for 5 s,
 and with `nft` it cuts connections and loses 5% of the packets. Otherwise both are on the loopback device.
@@ -38,6 +40,8 @@ DOWN_S = 5.0
 #: What clients may be told while machines fail.
 _CLEAR = frozenset({"machine_away", "deadline_exceeded", "step_failed", "model_loading"})
 WORKER_KILLED, LEADER_KILLED, BOTH_KILLED = "worker killed", "leader killed", "both killed"
+AT_REST = " at rest"
+KILLS = tuple(kind + when for when in ("", AT_REST) for kind in (WORKER_KILLED, LEADER_KILLED, BOTH_KILLED))
 Body = dict[str, Any]
 Answers = Sequence["Future[Outcome]"]
 Expected = list[tuple[int, float]]
@@ -78,6 +82,8 @@ class Round:
 
     def run(self, kind: str, bodies: list[Body], expected: list[Expected], delay_s: float) -> list[Outcome]:
         """What clients got. Raises AssertionError for a wrong answer, and for what is left of requests."""
+        if kind.endswith(AT_REST):
+            return self._run_at_rest(kind.removesuffix(AT_REST), bodies, expected)
         answers = [self._pool.submit(self._machines.ask, body) for body in bodies]
         time.sleep(delay_s)
         self.kinds[kind](answers)
@@ -87,6 +93,21 @@ class Round:
             check(outcome, right, others)
         self._pool.submit(self._settle).result()
         check(self._pool.submit(self._machines.ask_until_answered, bodies[0]).result(), expected[0])
+        return outcomes
+
+    def _run_at_rest(self, kind: str, bodies: list[Body], expected: list[Expected]) -> list[Outcome]:
+        """The same requests before and after: nothing may be found that went with a machine."""
+        self._ask_all(bodies, expected)
+        self._pool.submit(self._settle).result()
+        self.kinds[kind]([])
+        self._pool.submit(self._settle).result()
+        return self._ask_all(bodies, expected)
+
+    def _ask_all(self, bodies: list[Body], expected: list[Expected]) -> list[Outcome]:
+        answers = [self._pool.submit(self._machines.ask_until_answered, body) for body in bodies]
+        outcomes = [answer.result() for answer in answers]
+        for outcome, right in zip(outcomes, expected, strict=True):
+            check(outcome, right)
         return outcomes
 
     def _kill_both(self) -> None:
@@ -178,21 +199,32 @@ def plan_of(kinds: Sequence[str], num_rounds: int, dice: random.Random) -> list[
     the leader in the first ones, so that each process lives through most rounds."""
     each = [kinds[number % len(kinds)] for number in range(num_rounds)]
     dice.shuffle(each)
-    return sorted(each, key=lambda kind: (kind == WORKER_KILLED) - (kind in (LEADER_KILLED, BOTH_KILLED)))
+    return sorted(
+        each, key=lambda kind: (_kills(kind, WORKER_KILLED)) - _kills(kind, LEADER_KILLED, BOTH_KILLED)
+    )
+
+
+def _kills(kind: str, *others: str) -> bool:
+    """Whether what happens is one of the others, under load or at rest."""
+    return kind.removesuffix(AT_REST) in others
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
-    num_rounds, dice = parser.parse_args().rounds, random.Random(1)
+    parser.add_argument("--kills-only", action="store_true", help="half of them at rest")
+    parser.add_argument("--requests", type=int, default=24, help="of a round")
+    parser.add_argument("--tokens", type=int, default=140, help="of an answer")
+    options, dice = parser.parse_args(), random.Random(1)
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model")
         save_tiny_llama(model)
-        bodies = questions(dice, num_seqs=24, num_tokens=140)
+        bodies = questions(dice, options.requests, options.tokens)
         expected = answers_of_one(model, bodies)
         with running(model) as (machines, pool):
             each_round = Round(machines, pool)
-            plan = plan_of(list(each_round.kinds), num_rounds, dice)
+            kinds = KILLS if options.kills_only else [*each_round.kinds, *KILLS[len(KILLS) // 2 :]]
+            plan = plan_of(kinds, options.rounds, dice)
             report(run(each_round, plan, bodies, expected, dice))
 
 
@@ -232,8 +264,8 @@ def report(told: list[Told]) -> None:
         )
         print(f"{len(rounds):>3} times {kind}: {dict(outcomes)}; the longest round took {longest:.1f} s")
     lives = {
-        "worker": [each.worker for each in told if each.kind not in (WORKER_KILLED, BOTH_KILLED)],
-        "leader": [each.leader for each in told if each.kind not in (LEADER_KILLED, BOTH_KILLED)],
+        "worker": [each.worker for each in told if not _kills(each.kind, WORKER_KILLED, BOTH_KILLED)],
+        "leader": [each.leader for each in told if not _kills(each.kind, LEADER_KILLED, BOTH_KILLED)],
     }
     for name, held in lives.items():
         if not held:

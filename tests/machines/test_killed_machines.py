@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from .killed_machines import (
+    AT_REST,
     BOTH_KILLED,
     LEADER_KILLED,
     WORKER_KILLED,
@@ -35,6 +36,7 @@ def test_machines_that_fail_under_load(tiny_llama: Path) -> None:
             each_round.run(kind, bodies, expected, delay_s=0.1)
         assert machines.worker.holds().num_files <= before.num_files + 1
         each_round.run(WORKER_KILLED, bodies, expected, delay_s=0.1)
+        each_round.run(WORKER_KILLED + AT_REST, bodies, expected, delay_s=0.0)
 
 
 @pytest.mark.parametrize("kinds", [[], [WORKER_KILLED], [LEADER_KILLED], [BOTH_KILLED], ["other"] * 2])

@@ -101,7 +101,9 @@ export class Machine {
       this.#delay = LOADING_MS;
       return false;
     }
-    if (!["ok", "waiting"].includes(now.status)) throw new Error(words("engineIs", { state: now.status }));
+    if (!["ok", "waiting", "failing", "stuck"].includes(now.status)) {
+      throw new Error(words("engineIs", { state: now.status }));
+    }
     const models = await whenAllowed(() => get("v1/models"));
     this.#onModels(models.data); // a choice, also while none of several models is loaded
     const plan = await this.#ask("v1/plan");
