@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from penstock.errors import InvalidParameter
+from penstock.text.foreign_rules import refused_texts
 from penstock.text.traced_text import FOREIGN
 
 #: Added tokens of this shape control a model, also where its files don't call them special: Qwen's
@@ -30,6 +31,8 @@ class Spelling(Protocol):
     backend: Any
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def try_rules(self, text: str) -> None: ...
 
 
 class ControlTokens:
@@ -64,9 +67,11 @@ class ControlTokens:
     def encode(self, rendered: str, origins: bytes) -> list[int]:
         """The token ids of a rendered text. Raises InvalidParameter for a control token's name in a message
         that the tokenizer can't write as ordinary text."""
+        self._tokenizer.try_rules(rendered)
         parts = list(self._parts(rendered, origins))
         for is_cut in (False, True):
-            ids = self._encode(parts, is_cut)
+            with refused_texts():
+                ids = self._encode(parts, is_cut)
             if self._forbidden.isdisjoint(ids):
                 return [~token_id if token_id < 0 else token_id for token_id in ids]
         raise InvalidParameter(

@@ -143,7 +143,7 @@ def _indent(text: Any, width: int | str = 4, first: bool = False, blank: bool = 
     space, end = _written(width) if isinstance(width, str) else _own(" " * width), _own("\n")
     lines = (text + end).splitlines()
     indented = [lines[0], *(space + line if line or blank else line for line in lines[1:])]
-    return (space if first else _own("")) + end.join(indented)
+    return joined([*([space] if first else []), end.join(indented)])
 
 
 @pass_environment

@@ -1,8 +1,9 @@
-"""TextProcess: renders chat templates in a process of its own, which may be lost.
+"""TextProcess: does what model files ask for in a process of its own, which may be lost.
 
 A template is a program of the model's files. It may loop, or write without end, perhaps for some messages
 only, and nothing can stop a thread that runs it. So the process text_worker.py runs it, and is ended when a
-rendering takes too much time or memory. The next rendering starts it again."""
+rendering takes too much time or memory. The next rendering starts it again. Rules of tokenizers are tried
+there, too."""
 
 from __future__ import annotations
 
@@ -49,6 +50,14 @@ class Rendering:
     continue_final_message: bool
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A text, and rules of a tokenizer that are to be tried with it (foreign_rules.py)."""
+
+    rules: str
+    text: str
+
+
 class TextLost(Exception):
     """The process ended over a request, or said nothing in time."""
 
@@ -74,12 +83,8 @@ class TextProcess:
             data = pickle.dumps(asked)
         except Exception as error:  # any object can refuse to be pickled
             raise ValueError(f"they hold what is no JSON: {error}") from error
-        seconds = MAX_SECONDS + _SECONDS_PER_BYTE * len(data)
-        most_bytes = MAX_BYTES + _BYTES_PER_BYTE * len(data)
         with self._lock:
-            self._send(pickle.dumps((seconds, most_bytes)), data)
-            sign = self._read(1)
-            (num_chars,) = struct.unpack("<Q", self._read(8))
+            sign, num_chars = self._ask(data)
             if sign == b"+":
                 check_length(num_chars)
             self._send(pickle.dumps("text"))
@@ -88,6 +93,20 @@ class TextProcess:
         if sign == b"-":
             raise ValueError(text)
         return text, origins
+
+    def try_rules(self, trial: Trial) -> None:
+        """Raises TextLost where the rules take too much time or memory with the text, and RequestFailed if no
+        process can be started."""
+        with self._lock:
+            self._ask(pickle.dumps(trial))
+
+    def _ask(self, data: bytes) -> tuple[bytes, int]:
+        """The sign of success and the number of characters."""
+        seconds = MAX_SECONDS + _SECONDS_PER_BYTE * len(data)
+        most_bytes = MAX_BYTES + _BYTES_PER_BYTE * len(data)
+        self._send(pickle.dumps((seconds, most_bytes)), data)
+        sign, num_chars = struct.unpack("<cQ", self._read(9))
+        return sign, num_chars
 
     def close(self) -> None:
         """End the process. Idempotent."""

@@ -5,6 +5,7 @@ This process imports no torch and no transformers, so that it starts in a tenth 
 
 from __future__ import annotations
 
+import json
 import pickle
 import resource
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from penstock.text.template_environment import TemplateEnvironment
-from penstock.text.text_process import Rendering
+from penstock.text.text_process import Rendering, Trial
 from penstock.text.traced_text import FOREIGN, OWN, Traced, origins_of
 
 #: Members of a message with the model's reasoning; a template reads one of them.
@@ -45,6 +46,22 @@ def render(asked: Rendering) -> Traced:
 @lru_cache(maxsize=_MAX_COMPILED)
 def _compiled(template: str) -> Any:
     return TemplateEnvironment().from_string(template)
+
+
+def try_rules(trial: Trial) -> Traced:
+    """Splits a text by rules of a tokenizer. It has no vocabulary: each piece becomes one token."""
+    _splitter(trial.rules).encode(trial.text, add_special_tokens=False)
+    return Traced()
+
+
+@lru_cache(maxsize=_MAX_COMPILED)
+def _splitter(rules: str) -> Any:
+    from tokenizers import Tokenizer  # a server whose tokenizers are known never needs it here
+
+    model = {"type": "WordLevel", "vocab": {"": 0}, "unk_token": ""}
+    return Tokenizer.from_str(
+        json.dumps(json.loads(rules) | {"version": "1.0", "added_tokens": [], "model": model})
+    )
 
 
 def _message(message: Any) -> dict[Any, Any]:
@@ -122,9 +139,9 @@ def send(pipe: IO[bytes], data: bytes) -> None:
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answers requests until there are no more: (seconds, bytes), with a Rendering behind it, gets a byte,
-    "+" or "-", and a number of characters. "text" gets the text that was written, or the error's, and the
-    origins of its characters."""
+    """Answers requests until there are no more: (seconds, bytes), with a Rendering or a Trial behind it, gets
+    a byte, "+" or "-", and a number of characters. "text" gets the text that was written, or the error's, and
+    the origins of its characters."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     text = Traced()
     while (request := receive(requests)) is not None:
@@ -138,10 +155,10 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             _limit_memory(most_bytes)
             signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
             try:
-                text, sign = render(asked), b"+"
+                text, sign = (render(asked) if isinstance(asked, Rendering) else try_rules(asked)), b"+"
             except MemoryError:
                 return
-            except Exception as error:  # a template's errors are of any type
+            except BaseException as error:  # a template's errors are of any type, and tokenizers' panics
                 text, sign = Traced(_why(error)), b"-"
             signal.setitimer(signal.ITIMER_PROF, 0)
             resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
@@ -149,7 +166,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         answers.flush()
 
 
-def _why(error: Exception) -> str:
+def _why(error: BaseException) -> str:
     return f"{error}" or type(error).__name__
 
 

@@ -9,9 +9,11 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile, PenstockError
+from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile, PenstockError, RequestError
 from penstock.text.control_tokens import ControlTokens
+from penstock.text.foreign_rules import SHORT, check_rules, refused_texts, unknown_rules
 from penstock.text.gguf_tokenizer import read_gguf
+from penstock.text.text_process import TextLost, Trial, text_process
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -41,7 +43,11 @@ class Tokenizer:
         #: Characters of the longest token, or more. A text of n characters has at least n / max_token_chars
         #: tokens, unless a normalizer drops most of the text.
         self.max_token_chars: int = max(map(len, vocab), default=1)
+        #: Rules of the tokenizer that must be tried with each text, in a process that may be lost.
+        self._unknown_rules: str | None = None
         if fast := getattr(tokenizer, "backend_tokenizer", None):
+            check_rules(fast)
+            self._unknown_rules = unknown_rules(fast)
             # The file's truncation and padding are not meant for prompts. transformers would turn them off
             # during encode(), which other threads would notice.
             fast.no_truncation()
@@ -75,14 +81,32 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. add_special_tokens: add the tokens that the model wants around a prompt."""
+        self.try_rules(text)
         # verbose=True would warn of texts longer than the context. The engine checks the length itself.
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
+        with refused_texts():
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
+
+    def try_rules(self, text: str) -> None:
+        """Raises RequestError for a text with which the tokenizer's own rules take too much time or memory.
+        Does nothing where the rules are known."""
+        if self._unknown_rules is None or len(text) <= SHORT:
+            return
+        try:
+            text_process().try_rules(Trial(self._unknown_rules, text))
+        except TextLost:
+            raise RequestError(
+                "the model's tokenizer takes too much time or memory for this text: its tokenizer.json has "
+                "patterns or replacements that do not end for it. Send another text"
+            ) from None
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
         """Token ids of two texts with the tokens that the model wants around and between them, and the place
         where the second text begins; 0 if the tokenizer does not say."""
-        encoded = self.backend(first, second, return_token_type_ids=True, verbose=False)
+        self.try_rules(first)
+        self.try_rules(second)
+        with refused_texts():
+            encoded = self.backend(first, second, return_token_type_ids=True, verbose=False)
         ids, types = list(encoded["input_ids"]), list(encoded["token_type_ids"])
         return ids, types.index(1) if 1 in types else 0
 
@@ -100,11 +124,16 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids. Bytes that are not UTF-8 become U+FFFD. Spaces stay as they are. Ids that the
         tokenizer does not have give no text: models pad their vocabulary."""
-        text: str = self.backend.decode(
-            [token_id for token_id in token_ids if token_id in self._known_ids],
-            skip_special_tokens=skip_special_tokens,
-            clean_up_tokenization_spaces=False,
-        )
+        known = [token_id for token_id in token_ids if token_id in self._known_ids]
+        try:
+            with refused_texts():
+                text: str = self.backend.decode(
+                    known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+                )
+        except RequestError:  # an error here would end the engine
+            skipped = self.special_token_ids if skip_special_tokens else frozenset()
+            pieces = [self.token_bytes(token_id) for token_id in known if token_id not in skipped]
+            text = b"".join(pieces).decode("utf-8", errors="replace")
         return text
 
     @property

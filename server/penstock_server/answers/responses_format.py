@@ -369,8 +369,9 @@ class ResponsesFormat:
 
     def failed(self, error: ApiError) -> ResponseEvent:
         is_full = error.code == "context_length_exceeded"
-        code = "context_length_exceeded" if is_full else "server_error"
-        reason = ResponseError(code=code, message=error.detail)
+        reason = ResponseError(
+            code="context_length_exceeded" if is_full else "server_error", message=error.detail
+        )
         response = self._begun.model_copy(update={"status": "failed", "error": reason})
         return self._items.event("failed", response=response.model_dump())
 
