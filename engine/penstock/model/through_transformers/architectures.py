@@ -68,7 +68,7 @@ def _served(model_type: str, architecture: str, kernels: Kernels) -> Served:
 
 def _through_transformers(model_type: str, architecture: str, kernels: Kernels) -> Served:
     reason = ""
-    for config in _configs(model_type, architecture):
+    for config in configs(model_type, architecture):
         try:
             spec = ThroughTransformers.read_spec(config)
             family = ThroughTransformers(spec, kernels, spec.max_position_embeddings)
@@ -80,7 +80,7 @@ def _through_transformers(model_type: str, architecture: str, kernels: Kernels) 
     return Served(model_type, architecture, "refused", reason=reason or "its class makes no configuration")
 
 
-def _configs(model_type: str, architecture: str) -> Iterator[dict[str, Any]]:
+def configs(model_type: str, architecture: str) -> Iterator[dict[str, Any]]:
     """Configurations of a model type, as config.json has them."""
     from transformers import CONFIG_MAPPING
 

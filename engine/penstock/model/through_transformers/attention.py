@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import UnsupportedModel
+from penstock.model.through_transformers.own_functions import ours
 
 #: The name of our attention in transformers' registries.
 NAME = "penstock"
@@ -90,6 +91,7 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, _mask)
 
 
+@ours
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:

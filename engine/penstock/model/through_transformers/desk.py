@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, Routed
 from penstock.model.mixture.mixture import blend, one_by_one
 from penstock.model.through_transformers.attention import LayerAttention, sinks_of
-from penstock.model.through_transformers.experts import FloatMatrix, activated
+from penstock.model.through_transformers.experts import activated
+from penstock.model.through_transformers.own_functions import OwnFunctions
 from penstock.weights.layer_weights import LayerWeights
 
 
@@ -40,6 +41,8 @@ class Desk:
         """`project` is Family.project(). Keys and values have `num_kv_heads` heads of `head_dim` numbers in
         the cache, of which a layer may use fewer."""
         self.kernels = kernels
+        #: Entered wherever modules compute.
+        self.functions = OwnFunctions(kernels)
         self.weights = LayerWeights({})
         #: Output channels of matrices that nobody has laid on the desk: their products are zero.
         self.absent: Mapping[str, int] = {}
@@ -72,18 +75,16 @@ class Desk:
         """Mixing.mix() with the experts of the layer on the desk."""
 
         def compute(expert: LayerWeights, rows: Tensor) -> Tensor:
-            inner = activated(module, self._project(expert, "gate_up", rows))
+            gate_up = self._project(expert, "gate_up", rows)
+            with self.functions:
+                inner = activated(module, gate_up)
             return self._project(expert, "down", inner)
 
         return blend(self.kernels, self.weights, x, Routed(experts, scores), one_by_one(compute))
 
     def own(self, shapes: Iterable[str]) -> dict[str, Tensor]:
         """What transformers' own modules take of the weights on the desk."""
-        vectors = {name: self.weights.vector(name) for name in shapes}
-        return {
-            name: FloatMatrix.of(each, self.kernels) if each.dim() == 2 else each
-            for name, each in vectors.items()
-        }
+        return {name: self.weights.vector(name) for name in shapes}
 
     def _stored(self, x: Tensor, repeats: int = 1) -> Tensor:
         """[1, num_heads, num_tokens, width] as [num_tokens, num_heads * repeats, head_dim]. Zeros behind

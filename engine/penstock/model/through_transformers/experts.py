@@ -1,6 +1,5 @@
 """Experts of transformers' modules as units of their own. transformers calls a registered function with
-hidden states and a router's choice; the function hands them to the desk of the module. Routers keep float32
-matrices, and are multiplied row by row."""
+hidden states and a router's choice; the function hands them to the desk of the module."""
 
 from __future__ import annotations
 
@@ -8,11 +7,10 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from penstock.errors import UnsupportedModel
-from penstock.kernels import Kernels
+from penstock.model.through_transformers.own_functions import ours
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.merged_experts import separate_experts
 from penstock.weights.formats.weight_format import INT8
@@ -49,6 +47,7 @@ def register() -> None:
     ALL_EXPERTS_FUNCTIONS.register(NAME, _mix)
 
 
+@ours
 def _mix(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     desk: Mixing = module.desk  # type: ignore[assignment]
     rows = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -112,38 +111,3 @@ def activated(module: Any, gate_up: Tensor) -> Tensor:
     """What a module makes of its first product."""
     made: Tensor = module._apply_gate(gate_up) if module.has_gate else module.act_fn(gate_up)
     return made
-
-
-#: What modules do with a router's matrix before the product.
-_CASTS = (Tensor.to, Tensor.type, Tensor.float)
-
-
-class FloatMatrix(Tensor):
-    """A float32 matrix, such as a router's, by which torch multiplies: our kernels compute the product row by
-    row, so that other tokens of a step change no bit."""
-
-    kernels: Kernels
-
-    @classmethod
-    def of(cls, matrix: Tensor, kernels: Kernels) -> FloatMatrix:
-        made = matrix.as_subclass(cls)
-        made.kernels = kernels
-        return made
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            if func is nn.functional.linear and isinstance(args[1], cls):
-                return _row_by_row(*args, **(kwargs or {}))
-            made = func(*args, **(kwargs or {}))
-            if func in _CASTS and isinstance(args[0], cls) and made.dtype == torch.float32:
-                return cls.of(made, args[0].kernels)
-            return made
-
-
-def _row_by_row(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """torch.nn.functional.linear(), with its names of arguments."""
-    kernels: Kernels = weight.kernels  # type: ignore[attr-defined]
-    rows = input.reshape(-1, input.shape[-1]).float()
-    scores = kernels.router_scores(rows, weight.as_subclass(Tensor), bias, "none")
-    return scores.view(*input.shape[:-1], -1)

@@ -125,7 +125,10 @@ class ThroughTransformers(Family):
         desk.step = LayerStep(kv, batch, self.spec.attentions[index], self.attentions[index])
         args, kwargs = passed.with_hidden(hidden.unsqueeze(0))
         own = desk.own(parts.own)
-        result = functional_call(parts.module, own, args, kwargs) if own else parts.module(*args, **kwargs)
+        with desk.functions:
+            result = (
+                functional_call(parts.module, own, args, kwargs) if own else parts.module(*args, **kwargs)
+            )
         found: Tensor = result[0] if isinstance(result, tuple) else result
         return found[0]
 

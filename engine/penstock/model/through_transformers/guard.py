@@ -1,6 +1,7 @@
 """The guard: what a model that comes through transformers promises is tried before the model serves. Layers
 with random weights compute a few texts alone, packed together, and in chunks. Equal bits mean that a request
-gets the same in any company. Attention is compared with transformers' own: a model that wants more of
+gets the same in any company, if no operation of the modules differs now and then: so each operation is
+watched meanwhile (watch.py). Attention is compared with transformers' own: a model that wants more of
 attention than it tells us is refused.
 
 One layer of each form is tried in its real size, since sizes decide how torch divides its work. Nothing is
@@ -8,6 +9,7 @@ read from the checkpoint."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +26,8 @@ from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
 if TYPE_CHECKING:
     from penstock.model.through_transformers.family import ThroughTransformers
+
+logger = logging.getLogger(__name__)
 
 #: Lengths of the texts in tokens, and the steps in which chunks are computed: (text, first token, end).
 LENGTHS = (37, 1, 6)
@@ -58,29 +62,47 @@ class _Way(NamedTuple):
         return [torch.cat(parts) for parts in rows]
 
 
-@torch.inference_mode()
 def is_invariant(family: ThroughTransformers, tensors: ModelTensors, kv_layout: KVLayout) -> bool:
-    """Whether texts have the same bits alone, packed and in chunks. Raises UnsupportedModel if attention is
+    """Whether texts have the same bits in any company: alone, packed and in chunks they are equal, and
+    modules call no operation that is not known to be safe (watch.py). Raises UnsupportedModel if attention is
     not what transformers computes."""
+    with family.desk.functions.watching() as unknown:
+        found = are_equal(family, tensors, kv_layout)
+    if unknown:
+        logger.info(
+            "%s calls %s of torch, which may depend on the other tokens of a step",
+            family.spec.architecture, ", ".join(sorted(unknown)),
+        )  # fmt: skip
+    return found and not unknown
+
+
+@torch.inference_mode()
+def are_equal(
+    family: ThroughTransformers,
+    tensors: ModelTensors,
+    kv_layout: KVLayout,
+    ways: Sequence[tuple[_Step, ...]] = (ALONE, PACKED, CHUNKED),
+) -> bool:
+    """Whether the texts have the same bits in all of these ways, of which the first has each text alone.
+    Raises UnsupportedModel if attention is not what transformers computes."""
     if kv_layout is INT8:  # INT8 rounds by more than TOLERANCE, and what modules compute depends on no layout
         kv_layout = FLOAT16
     numbers = torch.Generator().manual_seed(0)
     embedding = _random(tensors.embedding, numbers, family, "embedding", tensors.embedding[0].shape[1])
-    every: tuple[tuple[_Step, ...], ...] = ALONE, PACKED, CHUNKED
-    layouts = {steps: [_layout(step, family.device) for step in steps] for steps in every}
-    ways = [
+    layouts = {steps: [_layout(step, family.device) for step in steps] for steps in ways}
+    computed = [
         _Way(steps, [_embed(family, embedding, step, layout) for step, layout in zip(steps, of, strict=True)])
         for steps, of in layouts.items()
     ]
-    found = _all_equal(ways)
+    found = _all_equal(computed)
     for index in _forms(family):
         weights = _with_experts(_random(tensors.layers[index], numbers, family), family, tensors, index)
-        after = [_through(family, index, weights, way, layouts[way.steps], kv_layout) for way in ways]
-        _compare_attention(family, index, weights, ways[0].by_text()[0], after[0].by_text()[0])
-        ways = after
-        found = found and _all_equal(ways)
+        after = [_through(family, index, weights, way, layouts[way.steps], kv_layout) for way in computed]
+        _compare_attention(family, index, weights, computed[0].by_text()[0], after[0].by_text()[0])
+        computed = after
+        found = found and _all_equal(computed)
     head = _random(tensors.head, numbers, family, "head", tensors.output_matrix.shape[1])
-    ends = [_Way(way.steps, [family.head(head, hidden) for hidden in way.hidden]) for way in ways]
+    ends = [_Way(way.steps, [family.head(head, hidden) for hidden in way.hidden]) for way in computed]
     return found and _all_equal(ends)
 
 

@@ -167,7 +167,8 @@ class Outline:
             "position_ids": given.positions.view(1, -1),
             "use_cache": False,
         }
-        return functional_call(self.model, dict(tensors), (), asked)
+        with self.desk.functions:
+            return functional_call(self.model, dict(tensors), (), asked)
 
     def returned(self, hidden: Tensor) -> Any:
         """Hidden states in the form in which a layer returns them."""

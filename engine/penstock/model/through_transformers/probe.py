@@ -137,7 +137,8 @@ class _Run:
         parts, before = self._layers[index], len(self._desk.asked)
         self._desk.lay(parts.tensors)
         zero = {name: zeros(shape) for name, shape in parts.own.items()}
-        result = functional_call(parts.module, zero, passed.args, passed.kwargs)
+        with self._desk.functions:
+            result = functional_call(parts.module, zero, passed.args, passed.kwargs)
         asked = self._desk.asked[before:]
         if len(asked) != 1:
             raise UnsupportedModel(
