@@ -15,6 +15,9 @@ KVDtype = Literal["float16", "float32", "int8"]
 KernelChoice = Literal["auto", "native", "torch", "reference"]
 #: Up to 128 inputs, a group's exact sum times its scale is exact in float64, however it is computed.
 GROUP_SIZES = (32, 64, 128)
+#: What 8-bit activations cost a real model: its distance from its own weights in float32, measured as
+#: engine/MEASURED.md says.
+INT8_ACTIVATIONS_COST = "KL 4.4e-2 from its own weights where int16 has 2e-6, perplexity 3% higher"
 WeightBits = Literal["int8", "int4", "planes"]
 #: Inputs that share a scale in 4 bits, where no number is given.
 INT4_GROUP_SIZE = 64
@@ -79,7 +82,8 @@ class EngineConfig:
     """What a user may decide about an engine. "auto" and None are resolved when it starts."""
 
     #: Precision of activations in INT8 products. "int16" splits each row of activations into two INT8 rows
-    #: (W8A16). "int8" is one row per token (W8A8): faster for large batches, and less exact.
+    #: (W8A16). "int8" is one row per token (W8A8): faster for large batches, and less exact
+    #: (INT8_ACTIVATIONS_COST).
     activations: Activations = "int16"
     #: Number of inputs that share a scale, for checkpoints that are quantized while they are loaded: 32, 64
     #: or 128; 0: all inputs of an output channel. None: the groups of the files where these have some (GGUF,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,8 @@ __all__ = ["Completion", "Engine", "ReportProgress"]
 
 ReportProgress = Callable[[int, int], None]
 GuessingModel = DraftModel | MTPDrafter | PlanesDrafter | TwoLevels
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -207,7 +210,8 @@ class Engine:
         the loading. load() returns when all these layers are in memory. If not `is_patient`, it returns at
         once, and the first step computes each layer as it arrives. `tokenizer` replaces the folder's own; a
         draft model keeps its own, with which it is compared.
-        `hardware` holds measured rates; without it only the free memory is looked up. `cache_folder` keeps
+        `hardware` holds measured rates (measure_hardware() of penstock.measure); without it only the free
+        memory is looked up, and no token is guessed ahead, since nobody knows what pays. `cache_folder` keeps
         kernels that are compiled for a GPU. `drafter` guesses tokens ahead, in place of what
         config.speculation says: guesses change how many steps an answer takes, and nothing else. `nodes`:
         this is the leader of several machines, each of which computes some of the layers; load() waits for
@@ -243,6 +247,11 @@ class Engine:
         undo: contextlib.ExitStack,
     ) -> Engine:
         """An engine whose layers are on their way. `undo` closes its parts."""
+        if hardware is None and drafter is None and config.speculation == "auto":
+            logger.info(
+                "nothing was measured of this machine (Engine.load() got no `hardware`): no token is guessed "
+                "ahead, since nobody knows what pays; penstock.measure.measure_hardware() makes `hardware`"
+            )
         publisher = open_publisher(config)
         if publisher is not None:
             undo.callback(publisher.close)

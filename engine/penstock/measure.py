@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import statistics
 import time
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 
 from penstock.config import EngineConfig
 from penstock.kernel_tuning import KernelTuning
-from penstock.kernels import Kernels, QuantizedTensor, choose_kernels, fingerprint, native_build
+from penstock.kernels import Kernels, Matrix, QuantizedTensor, choose_kernels, fingerprint, native_build
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cuda.kept_check import card_identity
 from penstock.kernels.memory_reader import memory_readers
@@ -40,6 +41,8 @@ from penstock.memory.rates import (
     measure_disk,
     memory_read_gbps,
 )
+from penstock.weights.formats.priced_formats import PRICED, price_name
+from penstock.weights.formats.weight_format import WeightFormat
 
 #: Products are measured with each of these numbers of tokens. They go through several matrices in turn, which
 #: together are larger than any last-level cache.
@@ -47,6 +50,8 @@ PRODUCT_TOKENS = (1, 2, 4, 8, 16, 32, 64, 256)
 PRODUCT_SHAPE, NUM_PRODUCTS = (14336, 4096), 4
 #: Most rounds for each number of tokens, and the seconds after which no other round begins.
 PRODUCT_ROUNDS, PRODUCT_S = 4, 0.5
+#: Each of PRICED is measured with these numbers of tokens, and no further round begins after so many seconds.
+FORMAT_TOKENS, FORMAT_S = (1, 8, 32, 256), 0.1
 
 
 def measure_hardware(
@@ -70,6 +75,9 @@ def measure_hardware(
         kernels = _kernel_profile(on_host, key, cache, is_forced, keeps_better)
         products = functools.partial(_product_rates, replace(on_host, kernel_tuning=kernels.tuning))
         measure = Measure(key, _memory_read_gbps, products, measure_disk if measures_disk else None)
+        if kernels.build is not None:  # the kernels of torch alone take the same for all formats
+            tuned = replace(on_host, kernel_tuning=kernels.tuning)
+            measure = replace(measure, formats=functools.partial(_format_rates, tuned))
         if hardware.lane.has_own_memory:
             device, cache_folder = lane.torch_device, cache.parent if cache else None
             measure = replace(
@@ -165,6 +173,41 @@ def _product_rates(config: EngineConfig, num_threads: int) -> ProductRates:
         return _timed_products(kernels, config.rows_per_token)
     finally:
         torch.set_num_threads(before)
+
+
+def _format_rates(config: EngineConfig, num_threads: int) -> dict[str, ProductRates]:
+    """The same for weights in other formats, in elements, by price_name()."""
+    kernels = choose_kernels(config, config.num_threads or num_threads)
+    inputs = [torch.randn(num_tokens, PRODUCT_SHAPE[1]) for num_tokens in FORMAT_TOKENS]
+    found = {}
+    for kind in PRICED:
+        weights = _random_matrices(kind)
+        times = [_median_s(kernels, x, weights) for x in inputs]
+        found[price_name(kind)] = tuple(
+            (config.rows_per_token * len(x), math.prod(PRODUCT_SHAPE) / seconds / 1e9)
+            for x, seconds in zip(inputs, times, strict=True)
+        )
+    return found
+
+
+def _random_matrices(kind: WeightFormat) -> list[Matrix]:
+    """Matrices of a format, which together are larger than any last-level cache."""
+    components = kind.components(PRODUCT_SHAPE)
+    arrays = [each.view(torch.zeros(each.num_bytes, dtype=torch.uint8)) for each in components]
+    kind.fill_random(arrays, torch.Generator().manual_seed(0))
+    matrix = kind.operand(arrays)
+    assert not isinstance(matrix, torch.Tensor)
+    return [matrix.map(torch.Tensor.clone) for _ in range(NUM_PRODUCTS)]
+
+
+def _median_s(kernels: Kernels, x: torch.Tensor, weights: list[Matrix]) -> float:
+    times: list[float] = []
+    for weight in weights:
+        if sum(times) < FORMAT_S:
+            started = time.perf_counter()
+            kernels.linear(x, weight)
+            times.append(time.perf_counter() - started)
+    return statistics.median(times)
 
 
 def _weights() -> list[QuantizedTensor]:

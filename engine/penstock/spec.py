@@ -284,6 +284,8 @@ class ExpertFootprint:
     count_per_token: int = 0
     #: The experts of one layer.
     per_layer: int = 1
+    #: Elements of an expert's matrices by their formats (priced_formats.py); (): not known.
+    formats: tuple[tuple[str, int], ...] = ()
     #: The popularity of a layer's experts as it was learned, the most popular first; (): as it usually is.
     weights: tuple[float, ...] = ()
 
@@ -339,6 +341,10 @@ class ModelFootprint:
     matrices: tuple[tuple[SharedMatrix, ...], ...] = ()
     #: Each layer is two units: what a card keeps of it, and the rest. The rests are the `lower_planes`.
     is_split: bool = False
+    #: Elements of the matrices of dense units, without those of an encoder, and of the head, by their formats
+    #: (priced_formats.py); (): not known.
+    formats: tuple[tuple[str, int], ...] = ()
+    head_formats: tuple[tuple[str, int], ...] = ()
     #: ModelSpec.implementation
     implementation: str = "penstock"
     #: ModelSpec.state_bytes

@@ -4,6 +4,7 @@ steps; and its bookkeeping: ends, errors, aborts, blocks."""
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 import random
 import shutil
@@ -14,7 +15,7 @@ import pytest
 import torch
 from units import layer_bytes
 
-from penstock.config import EngineConfig
+from penstock.config import INT8_ACTIVATIONS_COST, EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import (
     CapacityError,
@@ -614,3 +615,21 @@ def test_more_token_ids_than_there_are_are_refused(tiny_llama: Path, name: str) 
         engine.validate(GenerationRequest([5], SamplingParams(**{name: (5,) * size})))
         with pytest.raises(InvalidParameter, match="token ids that there are"):
             engine.validate(GenerationRequest([5], SamplingParams(**{name: (5,) * (size + 1)})))
+
+
+@pytest.mark.parametrize("hardware", [None, HardwareProfile(2, 1 << 34, 1 << 34, 10.0, 100.0)])
+def test_an_engine_that_never_guesses_says_so(
+    hardware: HardwareProfile | None, tiny_llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig(device="cpu", max_model_len=64)
+    with caplog.at_level(logging.INFO), Engine.load(tiny_llama, config, hardware=hardware):
+        assert ("no token is guessed ahead" in caplog.text) == (hardware is None)
+
+
+@pytest.mark.parametrize("activations", ["int8", "int16"])
+def test_8_bit_activations_say_what_they_cost(
+    activations: Any, tiny_llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig(device="cpu", activations=activations, max_model_len=64)
+    with caplog.at_level(logging.WARNING), Engine.load(tiny_llama, config):
+        assert (INT8_ACTIVATIONS_COST in caplog.text) == (activations == "int8")

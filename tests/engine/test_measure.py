@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,20 @@ from torch import Tensor
 
 from penstock import measure
 from penstock.config import EngineConfig
+from penstock.kernel_tuning import KernelTuning
 from penstock.kernels import Matrix, cpu_builds, fingerprint
 from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.cuda import nvrtc
+from penstock.kernels.int4_tensor import Int4Tensor
 from penstock.kernels.reference import ReferenceKernels
+from penstock.memory import kept_rates
+from penstock.memory.hardware import HardwareProfile, KernelProfile
+from penstock.memory.planning.cost import predict_step
+from penstock.memory.planning.planner import plan_memory
+from penstock.memory.planning.product_times import own_rates, product_s
+from penstock.model.registry import open_model
+from penstock.model.shapes import footprint
+from penstock.weights.formats.priced_formats import PRICED, price_name
 
 
 class Clocked(ReferenceKernels):
@@ -44,6 +55,70 @@ def test_products_have_the_rates_of_the_kernels(
     assert [rows for rows, _ in rates] == [rows_per_token * tokens for tokens in measure.PRODUCT_TOKENS]
     for rows, gbps in rates:
         assert gbps == pytest.approx(1e-3 / (1e-3 + 2e-6 * rows))
+
+
+class Slow(Clocked):
+    """Matrices of 4-bit codes take three times as long."""
+
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+        before = self.now_s
+        super().linear(x, weight, bias)
+        self.now_s += 2 * (self.now_s - before) if isinstance(weight, Int4Tensor) else 0.0
+        return x
+
+
+def test_each_format_has_rates_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are kept, and a file that was kept before they were measured stays good."""
+    slow = Slow(2)
+    monkeypatch.setattr(measure, "choose_kernels", lambda *_: slow)
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: slow.now_s)
+    monkeypatch.setattr(measure, "PRODUCT_SHAPE", (96, 256))
+    monkeypatch.setattr(measure, "memory_read_gbps", lambda num_threads, readers: 0.5)
+    monkeypatch.setattr(measure, "_kernel_profile", lambda *_: KernelProfile("some", KernelTuning()))
+    config, cache = EngineConfig(device="cpu", num_threads=1), tmp_path / "rates.json"
+    found = measure.measure_hardware(None, config, cache)
+    assert [name for name, _ in found.formats] == [price_name(kind) for kind in PRICED]
+    assert len({name for name, _ in found.formats}) == len(PRICED)
+    for name, rates in found.formats:
+        assert [rows for rows, _ in rates] == [2 * tokens for tokens in measure.FORMAT_TOKENS]
+        for rows, gbps in rates:
+            seconds = (1e-3 + 2e-6 * rows) * (3 if name.startswith("int4") else 1)
+            assert gbps == pytest.approx(1e-3 / seconds)
+    before = kept_rates.read(cache)
+    monkeypatch.setattr(measure, "_timed_products", lambda *_: pytest.fail("measured again"))
+    kept_rates.write(cache, {key: each for key, each in before.items() if not key.startswith("formats")})
+    again = measure.measure_hardware(None, config, cache)
+    assert [name for name, _ in again.formats] == [name for name, _ in found.formats]
+    monkeypatch.setattr(measure, "_median_s", lambda *_: pytest.fail("measured again"))
+    assert measure.measure_hardware(None, config, cache).formats == again.formats
+
+
+def test_matrices_in_several_formats_take_the_sum_of_their_times() -> None:
+    products = ((2, 2.0), (16, 1.0), (64, 0.5))
+    known = (("slow", ((2, 0.5), (64, 0.1))),)
+    own = own_rates(products, known, (("int8", 3_000), ("slow", 1_000)))
+    for rows, _ in products:
+        apart = product_s(products, 3_000, 3_000, rows) + product_s(products, 0, 1_000, rows, known[0][1])
+        assert product_s(products, 1, 4_000, rows, own) == pytest.approx(apart)
+    assert own_rates(products, known, (("int8", 5),)) == own_rates(products, known, (("other", 5),)) == ()
+    assert own_rates((), known, (("slow", 5),)) == ()
+
+
+def test_a_plan_knows_the_formats_of_a_model(tiny_llama: Path) -> None:
+    """A model in groups of 32 takes as long as groups of 32 were measured to take."""
+    products = ((2, 10.0), (512, 0.1))
+    hardware = HardwareProfile(2, 1 << 34, 1 << 34, 10.0, 1e6, products=products)
+    opened = open_model(tiny_llama, group_size=32)
+    size = footprint(opened.spec, opened.store.tensors)
+    assert size.formats == (("int8, groups of 32", size.layer_elements),)
+    plain = EngineConfig(device="cpu")
+    found = []
+    for formats in ((), (("int8, groups of 32", ((2, 2.0), (512, 0.02))),)):
+        own = replace(hardware, formats=formats)
+        plan = plan_memory(size, own, plain)
+        found.append(predict_step(plan, size, own, plain, 256, 0).products_s)
+    assert found[0] == pytest.approx(product_s(products, size.decoder_bytes, size.layer_elements, 512))
+    assert found[1] == pytest.approx(size.layer_elements / 0.02e9)
 
 
 def test_rates_are_those_of_the_kernels_that_the_config_asks_for(

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.config import EngineConfig, ResolvedConfig
+from penstock.config import INT8_ACTIVATIONS_COST, EngineConfig, ResolvedConfig
 from penstock.errors import CapacityError
 from penstock.generation.executor import Executor
 from penstock.kernels import Kernels, attending_in_ram
@@ -82,6 +82,7 @@ def begin_reading(
             tokenizer = tokenizer.result()  # it was made while weights are read
         undo.pop_all()
     _tell_who_computes(opened.spec, is_invariant)
+    _tell_of_activations(resolved)
     is_context_cut = config.max_model_len is None and max_model_len < opened.spec.max_position_embeddings
     model = Model(
         opened.spec,
@@ -132,6 +133,16 @@ def _tell_who_computes(spec: ModelSpec, is_invariant: bool) -> None:
             "bits of a request's numbers, and so a token now and then",
             spec.architecture,
         )  # fmt: skip
+
+
+def _tell_of_activations(config: ResolvedConfig) -> None:
+    """Warn of activations that are rounded by one scale for a token, which an outlier makes coarse."""
+    if config.activations == "int8":
+        logger.warning(
+            "activations are rounded to 8 bits with one scale for each token: answers are further from the "
+            "model's than with int16, the default (SmolLM2-135M: %s)",
+            INT8_ACTIVATIONS_COST,
+        )
 
 
 def _predict(

@@ -15,6 +15,8 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 #: Pairs (rows of integers, 1e9 bytes of weights a second that pass through a product with so many rows), rows
 #: ascending. In a HardwareProfile, more rows never have a higher rate.
 ProductRates = tuple[tuple[int, float], ...]
+#: By the name of a weight format: the same, with 1e9 elements of weights a second.
+FormatRates = tuple[tuple[str, ProductRates], ...]
 #: Seconds from a card to the processor and back, where no card was measured: an event, a copy of the
 #: activations, a function on the host, a worker that wakes up, a copy of the result. Assumed.
 CROSSING_S = 100e-6
@@ -79,6 +81,8 @@ class LaneProfile:
     int8_gops: float
     #: Rates of products with weights that come from memory; empty where nothing was measured.
     products: ProductRates = ()
+    #: Likewise of weights in other formats than INT8 with a scale for each output channel.
+    formats: FormatRates = ()
     #: Copies from pinned RAM to the lane's own memory.
     link_gbps: float = 0.0
     #: RAM that can be pinned for the link.
@@ -105,6 +109,8 @@ class HardwareProfile:
     device: DeviceProfile | None = None
     #: Rates of products on the CPU with weights that come from memory; empty where nothing was measured.
     products: ProductRates = ()
+    #: Likewise of weights in other formats than INT8 with a scale for each output channel.
+    formats: FormatRates = ()
     #: When the oldest of the kept rates was measured, in seconds since 1970; None: every rate is new.
     kept_since_s: float | None = None
     kernels: KernelProfile | None = None
@@ -129,7 +135,7 @@ class HardwareProfile:
         """The place that computes: the GPU if there is one, else the processor."""
         if self.device is None:
             free, gbps, gops = self.free_ram_bytes, self.memory_read_gbps, self.int8_gops
-            return LaneProfile(False, free, gbps, gops, self.products)
+            return LaneProfile(False, free, gbps, gops, self.products, self.formats)
         device = self.device
         return LaneProfile(
             True,

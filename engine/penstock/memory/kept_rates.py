@@ -23,6 +23,8 @@ DEVICE_RATES = {"memory_gbps", "host_to_device_gbps", "int8_gops"}
 TUNING = {*TUNING_RANGES, "others_share"}
 CROSSING = {"crossing_s"}
 LAUNCH = {"launch_s"}
+#: What begins the names of rates of products in other formats, of which each Penstock measures its own.
+FORMAT = "format "
 DISK_RATES = {"read_gbps", "block_bytes", "depth", "is_direct"}
 #: The noise of an idle machine does not bring a rate below this share of an earlier measurement.
 FAR_BELOW = 0.75
@@ -49,10 +51,14 @@ def read(path: Path) -> dict[str, Rates]:
         content = json.loads(path.read_text())
         rates = content["rates"] if content["format_version"] == CACHE_VERSION else {}
         known = (MACHINE_RATES, DEVICE_RATES, CROSSING, LAUNCH, DISK_RATES, TUNING)
-        is_known = all(set(value) in known for value in rates.values())
+        is_known = all(set(value) in known or _is_of_formats(value) for value in rates.values())
         return dict(rates) if is_known else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def _is_of_formats(rates: Rates) -> bool:
+    return bool(rates) and all(name.startswith(FORMAT) for name in rates)
 
 
 def read_circumstances(path: Path) -> dict[str, Circumstances]:
@@ -109,7 +115,7 @@ def better(kept: Rates | None, new: Rates) -> Rates:
     for name in CROSSING | LAUNCH:  # seconds, of which fewer are better
         if name in new:
             return min(kept, new, key=lambda rates: float(rates[name]))
-    return {name: _better(kept[name], new[name]) for name in new}
+    return {name: _better(kept.get(name, new[name]), new[name]) for name in new}
 
 
 def is_same(kept: Rates, new: Rates) -> bool:

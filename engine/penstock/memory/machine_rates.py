@@ -14,6 +14,7 @@ from penstock.memory import kept_rates
 from penstock.memory.hardware import (
     DeviceProfile,
     DiskProfile,
+    FormatRates,
     HardwareProfile,
     ProductRates,
     free_memory_bytes,
@@ -47,6 +48,8 @@ class Measure:
     crossing_s: Callable[[], float] | None = None
     #: Seconds in which a kernel is launched; None: they are not measured.
     launch_s: Callable[[], float] | None = None
+    #: Rates of products in other formats than plain INT8, by the names of the formats; None: not measured.
+    formats: Callable[[int], dict[str, ProductRates]] | None = None
     #: The clock that sees other work.
     now: Callable[[], Moment] = now
 
@@ -69,6 +72,7 @@ def hardware_profile(
     rates = _Rates(cache, is_forced, measure.now, num_cores)
     machine, measure_disk = machine_key(num_cores, measure.kernels), measure.disk
     found = rates.of(machine, lambda: _machine_rates(measure, num_cores))
+    formats = _format_rates(rates, machine, measure, num_cores)
     disk = spill_disk = None
     if folder is not None:
         disk = _disk(rates, folder, measure_disk)
@@ -99,9 +103,22 @@ def hardware_profile(
         spill_disk=spill_disk,
         device=device,
         products=_without_dips(found["products"]),
+        formats=formats,
         kept_since_s=rates.kept_since_s,
         others_share=rates.others_share,
     )
+
+
+def _format_rates(rates: _Rates, machine: str, measure: Measure, num_cores: int) -> FormatRates:
+    """Under a key of their own, so that files that were kept before they were measured stay good."""
+    if (of_formats := measure.formats) is None:
+        return ()
+
+    def measured() -> Rates:
+        return {f"{kept_rates.FORMAT}{name}": found for name, found in of_formats(num_cores).items()}
+
+    found = rates.of(f"formats, {machine}", measured)
+    return tuple((name.removeprefix(kept_rates.FORMAT), _without_dips(each)) for name, each in found.items())
 
 
 def _disk(rates: _Rates, folder: Path, measure_disk: MeasureDisk) -> DiskProfile | None:

@@ -27,6 +27,7 @@ from penstock.weights.conversion import layer_file, whole_file
 from penstock.weights.conversion.convert import check_space
 from penstock.weights.conversion.converted_config import TIED_HEAD, quantization_config
 from penstock.weights.conversion.unit_files import StoredUnit, unit_files
+from penstock.weights.formats.priced_formats import elements_by_price
 from penstock.weights.split.row_split import can_be_split, row_bytes
 from penstock.weights.store import planned_tensors
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
@@ -63,6 +64,10 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout | None
         num_cross_units=sum(unit.key.stack == CROSS for unit in dense),
         encoder_elements=sum(_matrix_elements(layer) for layer in tensors.layers[:num_encoder_layers]),
         lower_planes=frozenset(index for index, unit in enumerate(dense) if unit.key.plane is not None),
+        formats=elements_by_price(
+            tensor for layer in tensors.layers[num_encoder_layers:] for tensor in layer
+        ),
+        head_formats=elements_by_price((output,)) if tensors.has_logits else (),
         implementation=spec.implementation,
         state_bytes=spec.state_bytes,
         matrices=_matrices(spec, tensors),
@@ -135,6 +140,7 @@ def _experts(tensors: ModelTensors, num_per_token: int) -> ExpertFootprint:
         count=len(experts),
         count_per_token=num_layers * num_per_token,
         per_layer=len(experts) // num_layers,
+        formats=elements_by_price(experts[0].tensors),
     )
 
 

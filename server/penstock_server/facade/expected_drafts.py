@@ -48,7 +48,10 @@ def drafting_table(found: tuple[DraftingBody, ...]) -> list[str]:
     """A line for each body. [] for nothing."""
     if not found:
         return []
-    lines = ["guesses of next tokens, if they are right as often as is usual:"]
+    lines = [
+        "guesses of next tokens, if they are right as often as they were on real models (a quotation: only "
+        "while the answer repeats a text):"
+    ]
     for each in found:
         seqs = f"{each.num_seqs} sequence{'s' if each.num_seqs > 1 else ''}"
         source = each.source.replace("_", " ")

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from penstock.config import EngineConfig
-from penstock.memory.hardware import HardwareProfile, ProductRates
+from penstock.memory.hardware import HardwareProfile, LaneProfile
 from penstock.memory.planning.expert_demand import NO_DEMAND, ExpertDemand
 from penstock.memory.planning.experts.expert_window import EXPERT_OVERHEAD_S, ExpertWindow, expert_window
 from penstock.memory.planning.plan import LayerPlacement, MemoryPlan
-from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, product_s
+from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, own_rates, product_s
 from penstock.memory.planning.split_cost import SplitWork, split_work
 from penstock.spec import ModelFootprint
 
@@ -155,7 +155,7 @@ def predict_step(
     if elsewhere.attended_bytes and lane.memory_gbps:  # a layer's attention is between its products
         floor_s = max(floor_s, moved.dense_bytes / lane.memory_gbps / 1e9 + elsewhere.attended_s)
     if lane.products:
-        products_s = _dense_products_s(lane.products, footprint, rows, num_tokens, num_encoded, num_sampled)
+        products_s = _dense_products_s(lane, footprint, rows, num_tokens, num_encoded, num_sampled)
         products_s += max(window.products_s, window.waiting_s) + elsewhere.attended_s
         copied_bytes = moved.streamed_bytes + 2 * elsewhere.moved_bytes
         products_s += copied_bytes / lane.memory_gbps / 1e9 if lane.memory_gbps else 0.0
@@ -346,7 +346,7 @@ def _sum_bytes(layers: Iterable[LayerPlacement]) -> int:
 
 
 def _dense_products_s(
-    products: ProductRates,
+    lane: LaneProfile,
     footprint: ModelFootprint,
     rows: int,
     num_tokens: int,
@@ -354,11 +354,15 @@ def _dense_products_s(
     num_sampled: int,
 ) -> float:
     """Seconds of a step's products but for experts, with `rows` rows for each token."""
+    layers, head = (
+        own_rates(lane.products, lane.formats, formats)
+        for formats in (footprint.formats, footprint.head_formats)
+    )
     return sum(
-        product_s(products, *each)
+        product_s(lane.products, *each)
         for each in (
-            (footprint.decoder_bytes, footprint.layer_elements, rows * num_tokens),
+            (footprint.decoder_bytes, footprint.layer_elements, rows * num_tokens, layers),
             (footprint.encoder_bytes, footprint.encoder_elements, rows * num_encoded),
-            (footprint.head_elements, footprint.head_elements, rows * num_sampled),
+            (footprint.head_elements, footprint.head_elements, rows * num_sampled, head),
         )
     )

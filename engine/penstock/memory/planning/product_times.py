@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
-from penstock.memory.hardware import ProductRates
+from penstock.memory.hardware import FormatRates, ProductRates
 
 #: Seconds of all that is not a product (norms, attention over a short context, activations, the calls
 #: themselves) in a layer, measured on two cores.
 LAYER_OVERHEAD_S = 150e-6
 
 
-def product_s(products: ProductRates, num_bytes: int, num_elements: int, rows: int) -> float:
+#: The name of INT8 with a scale for each output channel, in which an element is a byte.
+PLAIN = "int8"
+#: Elements by the names of their formats.
+Formats = tuple[tuple[str, int], ...]
+
+
+def product_s(
+    products: ProductRates, num_bytes: int, num_elements: int, rows: int, own: ProductRates = ()
+) -> float:
     """Seconds of products by matrices with so many bytes and elements. Rates are those of INT8, a byte for
     each element. With the fewest rows a product waits for its bytes; what more rows add is arithmetic, which
-    goes by elements."""
+    goes by elements. `own`: rates that were measured with the matrices' own formats (own_rates()), in
+    elements."""
     if rows == 0:
         return 0.0
+    if own:
+        return num_elements * _seconds_per_byte(own, rows)
     reading = 1 / products[0][1] / 1e9
     return num_bytes * reading + num_elements * (_seconds_per_byte(products, rows) - reading)
+
+
+def own_rates(products: ProductRates, known: FormatRates, formats: Formats) -> ProductRates:
+    """Rates of products with matrices in these formats together, in 1e9 elements a second; () if one of the
+    formats was not measured, or if all are INT8 with a scale for each output channel."""
+    rates = dict(known) | {PLAIN: products}
+    if (
+        not products
+        or {name for name, _ in formats} <= {PLAIN}
+        or any(name not in rates for name, _ in formats)
+    ):
+        return ()
+    whole = sum(count for _, count in formats)
+    return tuple(
+        (
+            rows,
+            1e-9 / sum(count / whole * _seconds_per_byte(rates[name], rows) for name, count in formats),
+        )
+        for rows, _ in products
+    )
 
 
 def _seconds_per_byte(products: ProductRates, rows: int) -> float:

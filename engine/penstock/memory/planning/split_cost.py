@@ -12,7 +12,7 @@ from penstock.memory.planning.product_split import (
     SplitStep,
     whole_share,
 )
-from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, product_s
+from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, own_rates, product_s
 from penstock.spec import ModelFootprint
 
 #: What is queued for a product of three parts beside its crossing, which is measured with what it queues:
@@ -61,7 +61,8 @@ def split_work(
         card_s = max(1 / lane.memory_gbps, 2 * rows * elements / lane.int8_gops) / 1e9
     if hardware.products:
         num_elements = int(rest * elements)
-        processor_s = product_s(hardware.products, rest, num_elements, rows) / rest if rest else 0.0
+        own = own_rates(hardware.products, hardware.formats, footprint.formats)
+        processor_s = product_s(hardware.products, rest, num_elements, rows, own) / rest if rest else 0.0
     else:
         processor_s = max(1 / hardware.memory_read_gbps, 2 * rows * elements / hardware.int8_gops) / 1e9
     if window is None:

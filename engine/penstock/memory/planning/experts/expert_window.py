@@ -9,7 +9,7 @@ from penstock.memory.planning.expert_demand import NO_DEMAND, ExpertDemand, expe
 from penstock.memory.planning.experts.expert_lanes import expert_rates
 from penstock.memory.planning.experts.planned_lanes import PlannedLanes, planned_lanes
 from penstock.memory.planning.plan import MemoryPlan
-from penstock.memory.planning.product_times import product_s
+from penstock.memory.planning.product_times import own_rates, product_s
 from penstock.spec import ExpertFootprint
 
 #: Seconds of an expert's calls beside its products: 30 us in the kernels' calls, measured with an expert of
@@ -95,6 +95,7 @@ def _products_s(
     rows_each = max(1, round(rows * experts.count_per_token / demand.num_asked))
     num_bytes, elements = number * experts.num_bytes, number * experts.elements
     if lane.products:
-        return product_s(lane.products, int(num_bytes), int(elements), rows_each)
+        own = own_rates(lane.products, lane.formats, experts.formats)
+        return product_s(lane.products, int(num_bytes), int(elements), rows_each, own)
     amounts = (num_bytes, lane.memory_gbps), (2 * rows_each * elements, lane.int8_gops)
     return max(amount / rate / 1e9 if rate else 0.0 for amount, rate in amounts)
