@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from penstock.errors import CorruptFile
 
@@ -63,13 +63,23 @@ def open_ordinary(path: Path, flags: int = 0) -> tuple[int, os.stat_result]:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        raise CorruptFile(
-            f"{path} is no ordinary file but a {_kind(status.st_mode)}; put the model's own file in its place"
-        )
+        check_ordinary(path, status.st_mode)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     os.set_blocking(descriptor, True)
     return descriptor, status
+
+
+def check_ordinary(path: Path, mode: int) -> None:
+    """Raises CorruptFile for what is neither file nor folder."""
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise CorruptFile(
+            f"{path} is no ordinary file but a {_kind(mode)}; put the model's own file in its place"
+        )
+
+
+def open_bytes(path: Path, buffering: int = -1) -> BinaryIO:
+    """path.open("rb") for an ordinary file. Raises OSError and CorruptFile."""
+    return open(path, "rb", buffering, opener=lambda *_: open_ordinary(path)[0])
 
 
 def unreadable(path: Path, error: OSError) -> CorruptFile:

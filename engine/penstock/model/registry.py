@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import math
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +26,9 @@ from penstock.model.pooling.find_pooling import (
 )
 from penstock.model.pooling.pooled_family import PooledFamily, pooled
 from penstock.model.pooling.pooling_spec import PoolingSpec
+from penstock.model.spec_check import check_sizes, check_spec
 from penstock.model.through_transformers.family import ThroughTransformers
-from penstock.spec import ModelSpec, RopeSpec
+from penstock.spec import ModelSpec
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.formats import MALFORMED, open_checkpoint, read_config
 from penstock.weights.checkpoints.own_head import has_own_head
@@ -136,42 +136,16 @@ def checked_spec(
     family: type[Family], config: dict[str, Any], names: Collection[str] | None
 ) -> tuple[type[Family], ModelSpec]:
     """read_spec() of a family that is known."""
+    check_sizes(config)
     try:
         spec = family.read_spec(config)
+        check_spec(spec, config)
     except MALFORMED as error:
         raise InvalidConfig(
             f"config.json makes no sense for {', '.join(config.get('architectures') or ())} ({error!r}); "
             "download it again"
         ) from error
-    _check(spec)
     return family, spec if names is None else family.named_as(spec, names)
-
-
-def _check(spec: ModelSpec) -> None:
-    """Raises InvalidConfig if numbers contradict each other."""
-    if spec.head_dim < 1:
-        refuse("the number of heads", spec.num_heads, f"at most the hidden size, {spec.hidden_size}")
-    for num_kv_heads in {spec.kv_shape(index)[0] for index in range(spec.num_layers)}:
-        if spec.num_heads % num_kv_heads:
-            expected = f"a divisor of the number of heads, {spec.num_heads}"
-            refuse("the number of heads of keys and values", num_kv_heads, expected)
-    for rope in spec.ropes:
-        _check_rope(rope, spec)
-
-
-def _check_rope(rope: RopeSpec, spec: ModelSpec) -> None:
-    """Raises InvalidConfig and, for a layer whose rope depends on a sequence's length beside layers with
-    another rope, UnsupportedModel."""
-    if rope.rotary_dim % 2 or not 2 <= rope.rotary_dim <= spec.head_dim:
-        expected = f"even, from 2 to a head's {spec.head_dim}"
-        refuse("the dimensions that rope rotates", rope.rotary_dim, expected)
-    if not 0 < rope.theta < math.inf:
-        refuse("rope_theta", rope.theta, "a number above 0")
-    if rope.short_length and rope != spec.rope:
-        raise UnsupportedModel(
-            f"some layers have {rope.scaling} rope, others another rope; frequencies that depend on a "
-            "sequence's length are computed only where all layers with rope share them"
-        )
 
 
 class OpenModel(NamedTuple):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.errors import UnsupportedModel
 from penstock.kernels import BatchLayout, Kernels
+from penstock.model.config_values import refuse
 from penstock.spec import RopeSpec
 
 #: Kinds of layers, as config.json names them in `layer_types`.
@@ -26,8 +27,10 @@ def read_rope(config: dict[str, Any], rotary_dim: int) -> RopeSpec:
     """
     parameters = dict(config.get("rope_parameters") or {})
     scaling = dict(config.get("rope_scaling") or {})
-    theta = parameters.pop("rope_theta", None) or scaling.pop("rope_theta", None)
-    theta = theta or config.get("rope_theta") or config.get("rotary_emb_base") or 10000.0
+    thetas = parameters.pop("rope_theta", None), scaling.pop("rope_theta", None), config.get("rope_theta")
+    theta = next((each for each in (*thetas, config.get("rotary_emb_base")) if each is not None), 10000.0)
+    if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
+        refuse("rope_theta", theta, "a number above 0")
     scaling = {**parameters, **scaling}
     kind = str(scaling.pop("rope_type", None) or scaling.pop("type", None) or "default")
     kind = "longrope" if kind == "su" else kind
@@ -68,6 +71,28 @@ def read_layer_ropes(
         own = {"rope_parameters": nested.get(kind), "rope_scaling": None, "rope_theta": thetas[kind]}
         ropes[kind] = read_rope(config | own, rotary_dim)
     return tuple(ropes[kind] for kind in kinds)
+
+
+def check_frequencies(rope: RopeSpec) -> None:
+    """Raises InvalidConfig for a rope whose parameters make no frequencies of it."""
+    parameters = {"rope_type": rope.scaling, "rope_theta": rope.theta, **rope.parameters}
+    for frequencies, factor in _all_frequencies(rope):
+        is_sane = bool((frequencies.isfinite() & (frequencies >= 0)).all()) and 0 < factor < math.inf
+        if not is_sane or frequencies.shape[-1] != rope.rotary_dim // 2:
+            refuse("rope_parameters", parameters, "numbers that make frequencies")
+
+
+def _all_frequencies(rope: RopeSpec) -> list[tuple[Tensor, float]]:
+    """For short sequences and for long ones. Raises ValueError for lists of other lengths than the heads'."""
+    short = rope.short_length
+    try:
+        if rope.scaling == "dynamic":
+            return [_dynamic(rope, torch.tensor([short, 2 * short]), None)]
+        return [
+            _FREQUENCIES[rope.scaling](rope, length) for length in ((short, short + 1) if short else (1,))
+        ]
+    except RuntimeError as error:
+        raise ValueError(f"rope_parameters: {error}") from error
 
 
 def context_length(rope: RopeSpec, max_position_embeddings: int) -> int:

@@ -301,7 +301,7 @@ def _named_ends(path: Path) -> frozenset[int]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         named = [config.get("eos_token_id"), (config.get("text_config") or {}).get("eos_token_id")]
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise CorruptFile(
             f"{path} is not a JSON object ({error}): copy or download the file again"
         ) from error

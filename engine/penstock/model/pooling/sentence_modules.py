@@ -12,6 +12,7 @@ from typing import Any
 from penstock.errors import InvalidConfig, UnsupportedModel
 from penstock.model.pooling.pooling_spec import SENTENCE_MODES, PoolingKind
 from penstock.weights.checkpoints.checkpoint import read_bytes, read_json
+from penstock.weights.checkpoints.folder import is_file_name
 from penstock.weights.checkpoints.formats import MALFORMED
 
 MODULES = "modules.json"
@@ -77,6 +78,9 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
     found: Any = json.loads(read_bytes(folder / MODULES))
     if not isinstance(found, list) or not all(isinstance(part, dict) for part in found):
         raise InvalidConfig(f"{folder / MODULES} is no list of parts; download it again")
+    for part in found:
+        if part.get("path") and not is_file_name(part["path"].removesuffix("/")):
+            raise InvalidConfig(f"{folder / MODULES} has a part in {part['path']!r:.200}, which lies outside")
     return found
 
 

@@ -151,7 +151,7 @@ def _check(file: Path, values: Mapping[str, Any]) -> None:
 
 
 def _rank(value: object) -> int:
-    if not isinstance(value, int) or not 1 <= value <= MAX_RANK:
+    if type(value) is not int or not 1 <= value <= MAX_RANK:
         raise ValueError(f"a rank is {value!r}; it must be 1 to {MAX_RANK}")
     return value
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from penstock.errors import CheckpointNotFound, CorruptFile, UnsafeCheckpoint, UnsupportedModel, WrongTensor
 from penstock.kernels.adapters.low_rank import BLOCK_OUTPUTS, BLOCK_RANKS
+from penstock.memory.ordinary_file import FileIdentity
 from penstock.weights.adapters.adapter_config import AdapterConfig
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.safetensors_header import read_header
@@ -42,12 +43,18 @@ class AdapterFolder:
     config: AdapterConfig
     #: By the names of modules, without PEFT's prefix.
     modules: Mapping[str, Factors]
+    #: What the file was before its header was read.
+    identity: FileIdentity
 
     @classmethod
     def open(cls, folder: Path) -> AdapterFolder:
         """Reads the config and the header. Raises kinds of CheckpointError."""
-        if not folder.is_dir():
-            raise CheckpointNotFound(f"{folder} is not a folder; give one that PEFT saved")
+        try:
+            is_folder = folder.is_dir()
+        except OSError as error:  # its name is too long
+            raise CheckpointNotFound(f"{str(folder):.200} can't be read: {error.strerror}") from error
+        if not is_folder:
+            raise CheckpointNotFound(f"{str(folder):.200} is not a folder; give one that PEFT saved")
         config, file = AdapterConfig.read(folder), folder / WEIGHTS
         if not file.is_file():
             if (folder / "adapter_model.bin").is_file():
@@ -57,10 +64,11 @@ class AdapterFolder:
                 )
             raise CheckpointNotFound(f"{folder} has no {WEIGHTS}; finish the download")
         try:
+            identity = FileIdentity.of(file.stat())
             modules = _paired(file, read_header(file))
         except OSError as error:
             raise CorruptFile(f"{file} can't be read: {error.strerror}") from error
-        opened = cls(folder, config, modules)
+        opened = cls(folder, config, modules, identity)
         for module, factors in modules.items():
             opened._check(module, factors)
         return opened
@@ -74,6 +82,7 @@ class AdapterFolder:
         """A and B in float16. Raises CorruptFile, and WrongTensor for numbers beyond float16's range."""
         factors = self.modules[module]
         with Checkpoint(self.folder, {}, {each.name: each for each in factors}) as checkpoint:
+            checkpoint.watch({factors.a.file: self.identity})
             a, b = (checkpoint.read(each.name).to(torch.float16) for each in factors)
         for entry, tensor in zip(factors, (a, b), strict=True):
             if not bool(tensor.isfinite().all()):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointNotFound, CorruptFile, MissingTensor, WrongTensor
-from penstock.memory.ordinary_file import FileIdentity, identity_of
+from penstock.memory.ordinary_file import FileIdentity, identity_of, open_bytes, unreadable
 from penstock.weights.checkpoints import folder as folders
 from penstock.weights.checkpoints.open_files import OpenFiles
 from penstock.weights.checkpoints.safetensors_header import read_header
@@ -173,10 +173,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises CorruptFile."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CorruptFile(f"{path} can't be read: {error.strerror}") from error
-    except ValueError as error:
+        content = json.loads(read_bytes(path).decode())
+    except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{path} is not readable JSON ({error}); download it again") from error
     if not isinstance(content, dict):
         raise CorruptFile(f"{path} holds a JSON {type(content).__name__} instead of an object")
@@ -186,9 +184,10 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_bytes(path: Path) -> bytes:
     """The content of a small file. Raises CorruptFile."""
     try:
-        return path.read_bytes()
+        with open_bytes(path) as stream:
+            return stream.read()
     except OSError as error:
-        raise CorruptFile(f"{path} can't be read: {error.strerror}") from error
+        raise unreadable(path, error) from error
 
 
 def indexed_weights(folder: Path, index_name: str) -> list[Path]:
@@ -197,7 +196,12 @@ def indexed_weights(folder: Path, index_name: str) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CorruptFile(f"{index} has no weight_map; download it again")
-    files = sorted({folder / str(name) for name in weight_map.values()})
+    for name in weight_map.values():
+        if not folders.is_file_name(name):
+            raise CorruptFile(
+                f"{index} names a file {name!r:.200}, which is none in the model's folder; download it again"
+            )
+    files = sorted({folder / name for name in weight_map.values()})
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise CheckpointNotFound(

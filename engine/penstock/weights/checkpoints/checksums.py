@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from penstock.errors import CorruptFile
+from penstock.memory.ordinary_file import open_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Checksums:
 
     def _pieces(self, file: Path) -> Iterator[mmap.mmap]:
         """Mapped, since a copy of the system's pages would take a fifth of the thread's time."""
-        with file.open("rb", buffering=0) as stream:
+        with open_bytes(file, buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
             for start in range(0, size, PIECE_BYTES):
                 if not self._is_wanted:

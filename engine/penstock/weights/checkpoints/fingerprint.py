@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CorruptFile
+from penstock.memory.ordinary_file import open_bytes
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
 #: Bytes of each tensor that are read. A disk reads no smaller piece in less time.
@@ -28,7 +29,7 @@ def fingerprints(entries: Iterable[TensorEntry]) -> dict[str, list[Any]]:
 def _fingerprint(file: Path, entries: list[TensorEntry]) -> list[Any]:
     checksum = hashlib.sha256()
     try:
-        with file.open("rb", buffering=0) as stream:
+        with open_bytes(file, buffering=0) as stream:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # read nothing ahead
             checksum.update(stream.read(min(entry.offset for entry in entries)))
             for entry in sorted(entries, key=lambda entry: entry.offset):

@@ -6,9 +6,12 @@ import json
 import re
 from pathlib import Path
 
-from penstock.errors import CheckpointNotFound, UnsafeCheckpoint, UnsupportedModel
+from penstock.errors import CheckpointNotFound, CorruptFile, UnsafeCheckpoint, UnsupportedModel
 from penstock.gguf_file import GGUF_PART
+from penstock.memory.ordinary_file import open_bytes
 
+#: Most bytes of a part of a path that file systems take, and of a whole path inside a model's folder.
+MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 1024
 #: Files that torch.save writes. Each holds a pickle, which runs code when Python's pickle reads it.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 #: Such files without a model's weights: what a training goes on with.
@@ -34,6 +37,19 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTERS = ("adapter_model*.safetensors", "adapter_model*.bin", "adapters.safetensors")
 #: Beginning of the name of a file that lets llama.cpp see images. Such a file is no model.
 GGUF_PROJECTOR = "mmproj"
+
+
+def is_file_name(name: object) -> bool:
+    """Whether a name that comes from a file or a network is that of a file inside a model's folder."""
+    if not isinstance(name, str) or len(name.encode(errors="replace")) > MAX_PATH_BYTES:
+        return False
+    return all(map(is_path_part, name.split("/")))
+
+
+def is_path_part(name: str) -> bool:
+    """Whether a text can be the name of one file or folder."""
+    num_bytes = len(name.encode(errors="replace"))
+    return name not in ("", ".", "..") and name.isprintable() and num_bytes <= MAX_NAME_BYTES
 
 
 def find_gguf(folder: Path) -> Path | None:
@@ -76,9 +92,10 @@ def check_adapter(folder: Path) -> None:
 
 def _base_model(path: Path) -> str:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with open_bytes(path) as stream:
+            content = json.load(stream)
         return str(content.get("base_model_name_or_path") or content.get("model") or "a model")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError, CorruptFile):
         return "a model"
 
 

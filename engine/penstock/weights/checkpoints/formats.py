@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CorruptFile
-from penstock.memory.ordinary_file import FileIdentity
+from penstock.memory.ordinary_file import FileIdentity, check_ordinary
 from penstock.weights.checkpoints import checkpoint
 from penstock.weights.checkpoints import folder as folders
 from penstock.weights.checkpoints.checkpoint import Checkpoint
@@ -41,7 +41,7 @@ FOREIGN_TENSORS = {
 
 
 #: Errors that a malformed file causes: a word in place of a number, a missing number, a division by zero.
-MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def open_checkpoint(folder: Path, allow_pickle: bool = False) -> Checkpoint:
@@ -68,6 +68,9 @@ def _files_of(folder: Path) -> dict[Path, FileIdentity]:
         for path in (folder if folder.is_dir() else folder.parent).iterdir():
             with contextlib.suppress(OSError):  # a link that leads nowhere
                 found[path] = FileIdentity.of(path.stat())
+    if folder.is_dir():  # transformers and other readers open what they find
+        for path, identity in found.items():
+            check_ordinary(path, identity.rights[0])
     return found
 
 

@@ -64,8 +64,12 @@ def _local(model: str | Path) -> Path | None:
     name = str(model)
     if name in SHIPPED:
         return SHIPPED[name]
-    path = Path(model).expanduser()
-    if name and (path.is_dir() or is_gguf(path)):
+    try:
+        path = Path(model).expanduser()
+        is_here = path.is_dir() or is_gguf(path)
+    except (OSError, RuntimeError) as error:  # a name that is too long, a home of nobody
+        raise CheckpointNotFound(f"{name:.200} can't be looked for: {error}"[:400]) from error
+    if name and is_here:
         return find_gguf(path) or path
     if not isinstance(model, str) or path.exists() or not REPOSITORY.fullmatch(name):
         what = "a file that is no .gguf" if path.is_file() else "not a folder"

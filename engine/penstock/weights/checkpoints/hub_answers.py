@@ -11,9 +11,8 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from penstock.errors import DownloadError
+from penstock.weights.checkpoints.folder import is_file_name, is_path_part
 
-#: Most bytes of a part of a path that file systems take, and of a whole path that a repository may have.
-MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 1024
 _ABOUT_MODEL = re.compile(r".*/api/models/[^/]+(/(?!tree/)[^/]+)?(/revision/[^/]+)?/?")
 _ABOUT_TREE = re.compile(r".*/api/models/.+/tree/.+")
 _PORTAL = (
@@ -113,18 +112,11 @@ def _check_file(told: Any, key: str, url: str) -> None:
 
 def check_path(name: Any, url: str) -> None:
     """Raises DownloadError unless a file's name leads to a file inside the repository's folder."""
-    parts = name.split("/") if isinstance(name, str) else [""]
-    is_short = isinstance(name, str) and len(name.encode(errors="replace")) <= MAX_PATH_BYTES
-    if not is_short or not all(map(_is_part, parts)):
+    if not is_file_name(name):
         raise DownloadError(f"{url} names a file {name!r:.200}, which is no name of a file in a repository")
 
 
 def check_name(name: Any, what: str, url: str) -> None:
     """Raises DownloadError unless `name` can be the name of one file or folder."""
-    if not isinstance(name, str) or "/" in name or name.startswith(".") or not _is_part(name):
+    if not isinstance(name, str) or "/" in name or name.startswith(".") or not is_path_part(name):
         raise DownloadError(f"{url} gives {what} that is none: {name!r:.200}")
-
-
-def _is_part(name: str) -> bool:
-    num_bytes = len(name.encode(errors="replace"))
-    return name not in ("", ".", "..") and name.isprintable() and num_bytes <= MAX_NAME_BYTES

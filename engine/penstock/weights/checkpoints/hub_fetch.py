@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.errors import CorruptFile, DownloadError
+from penstock.weights.checkpoints.folder import MAX_NAME_BYTES
 from penstock.weights.checkpoints.hub import (
     check_revision,
     fetch_errors,
@@ -23,7 +24,7 @@ from penstock.weights.checkpoints.hub import (
     is_wanted,
     said,
 )
-from penstock.weights.checkpoints.hub_answers import MAX_NAME_BYTES, hub_library
+from penstock.weights.checkpoints.hub_answers import hub_library
 
 #: Bytes that are hashed, and told of, at a time.
 CHUNK_BYTES = 1 << 20

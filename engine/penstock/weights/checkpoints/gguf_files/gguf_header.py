@@ -8,6 +8,7 @@ from pathlib import Path
 from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.gguf_file import Metadata, Part, read_parts
 from penstock.weights.checkpoints.gguf_files.block_types import BLOCK_TYPES, OTHER_TYPES
+from penstock.weights.checkpoints.safetensors_header import check_apart
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
 DEFAULT_ALIGNMENT = 32
@@ -48,6 +49,7 @@ def _entries(part: Part) -> list[TensorEntry]:
         raise CorruptFile(
             f"{path} is truncated: its header describes {end} bytes, the file has {size}; download it again"
         )
+    check_apart(path, entries)
     return entries
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from penstock.errors import CorruptFile
+from penstock.memory.ordinary_file import open_bytes
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 from penstock.weights.checkpoints.torch_files.faults import Malformed
 from penstock.weights.checkpoints.torch_files.torch_file import is_torch_file
@@ -40,7 +41,7 @@ def is_bminf(folder: Path) -> bool:
     file = folder / NAME
     if not file.is_file() or is_torch_file(file):
         return False
-    with file.open("rb") as stream:
+    with open_bytes(file) as stream:
         head = stream.read(8)
     return len(head) == 8 and struct.unpack("<II", head) in ((0, 4), (0, 8))
 
@@ -48,7 +49,7 @@ def is_bminf(folder: Path) -> bool:
 def read_tree(file: Path) -> dict[str, TensorEntry]:
     """The parameters by their names, which begin with the names of their layers. Raises CorruptFile."""
     try:
-        with file.open("rb") as stream:
+        with open_bytes(file) as stream:
             reader = _Reader(stream, file, file.stat().st_size)
             entries = {entry.name: entry for entry in reader.layer("", 0)}
             reader.check_end(entries)

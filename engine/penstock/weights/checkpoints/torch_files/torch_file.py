@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from penstock.errors import CorruptFile, UnsafeCheckpoint, WrongTensor
+from penstock.memory.ordinary_file import open_bytes
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 from penstock.weights.checkpoints.torch_files.faults import Hostile, Malformed
 from penstock.weights.checkpoints.torch_files.legacy_file import read_legacy
@@ -40,7 +41,7 @@ def read_torch_file(file: Path) -> TorchFile:
     """Raises CorruptFile, UnsafeCheckpoint (the pickle asks for what no checkpoint needs) and WrongTensor (a
     tensor that is not stored as plain elements)."""
     try:
-        with file.open("rb") as stream:
+        with open_bytes(file) as stream:
             size = file.stat().st_size
             read = read_zip if _begins(stream, _ZIP) else read_legacy
             return _collect(file, *read(stream, size))
@@ -160,6 +161,6 @@ def _place(name: str, storage: Storage, places: dict[str, ZipEntry]) -> ZipEntry
 
 def is_torch_file(file: Path) -> bool:
     """Whether a file begins as a zip file, or as a pickle of protocol 2 or later."""
-    with file.open("rb") as stream:
+    with open_bytes(file) as stream:
         head = stream.read(4)
     return head == _ZIP or (head[:1] == b"\x80" and len(head) > 1 and 2 <= head[1] <= 5)
