@@ -20,14 +20,14 @@ NUM_SEQS = (1, 8, 32)
 
 
 def expected_drafts(
-    predict_s: Callable[[int], float], config: EngineConfig, num_kv_blocks: int, models: Sequence[Assumed]
+    predict_s: Callable[[int], float], config: EngineConfig, most: int, models: Sequence[Assumed]
 ) -> tuple[DraftingBody, ...]:
-    """For each drafter and each number of sequences that has room. predict_s: seconds of a step by its
+    """For each drafter and each number of sequences, of which `most` fit. predict_s: seconds of a step by its
     tokens; 0 if nothing is known, and then nothing is expected."""
     if config.speculation == "off" or predict_s(1) <= 0:
         return ()
     drafters = [*assumed_texts(), *models]
-    counts = [count for count in NUM_SEQS if count <= min(config.max_num_seqs, num_kv_blocks)]
+    counts = dict.fromkeys(min(count, most) for count in NUM_SEQS)
     return tuple(
         _body(expected(drafter, count, predict_s, config)) for count in counts for drafter in drafters
     )

@@ -19,6 +19,7 @@ from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import StepPrediction, predict_step
+from penstock.memory.planning.kv_blocks import num_together
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.popularity import USUAL_EXPONENT, USUAL_OFFSET, usual_weights
 from penstock.metrics import STEP_TOKENS
@@ -134,7 +135,8 @@ def _drafting(engine: Engine) -> tuple[DraftingBody, ...]:
     if engine.spec.state_bytes:
         return ()  # a state has no way back to the last guess that was right
     models = [each.assumed for each in engine.guessers]
-    return expected_drafts(engine.meter.known_s, engine.config, engine.plan.num_kv_blocks, models)
+    most = num_together(engine.plan, engine.model.max_model_len, engine.config)
+    return expected_drafts(engine.meter.known_s, engine.config, most, models)
 
 
 def predicted_step(engine: Engine, num_tokens: int, num_sampled: int, num_encoded: int = 0) -> StepPrediction:

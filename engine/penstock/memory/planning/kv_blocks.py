@@ -12,6 +12,7 @@ import math
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.memory.pages import PAGE, round_up
+from penstock.memory.planning.plan import MemoryPlan
 from penstock.spec import ModelFootprint
 
 #: Tokens that a sequence is given room for when nobody says how many.
@@ -26,6 +27,13 @@ NUM_SPILL_SLOTS = 2
 def context(footprint: ModelFootprint, config: EngineConfig) -> int:
     """Tokens of the longest sequence, if its keys and values have room."""
     return min(config.max_model_len or footprint.max_position_embeddings, footprint.max_position_embeddings)
+
+
+def num_together(plan: MemoryPlan, longest: int, config: EngineConfig) -> int:
+    """Sequences of the usual length, or of the `longest` one, that a plan lets run at a time."""
+    by_tokens = plan.num_kv_tokens // min(longest, USUAL_TOKENS)
+    by_states = plan.num_state_sequences or config.max_num_seqs
+    return max(1, min(config.max_num_seqs, by_tokens, by_states))
 
 
 def check_context(config: EngineConfig, max_position_embeddings: int) -> None:

@@ -79,14 +79,28 @@ def _cells(name: str, config: EngineConfig) -> list[str]:
 
 
 def _least_ram(size: ModelFootprint, config: EngineConfig) -> str:
-    """The RAM of a plan without a card that streams every layer."""
+    """The least --host-memory without a card for which there is a plan, in tenths of a GiB."""
     endless = HardwareProfile(4, 1 << 50, 1 << 50, 0.0, 0.0)
-    plan = estimated_plan(size, endless, replace(config, num_resident_layers=0))
-    return f"{plan.host_used_bytes / GIB:.1f} GiB"
+
+    def serves(tenths: int) -> bool:
+        try:
+            estimated_plan(size, endless, replace(config, host_memory_bytes=tenths * GIB // 10))
+        except CapacityError:
+            return False
+        return True
+
+    least, most = 0, 1
+    while not serves(most):
+        least, most = most, 2 * most
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (least, middle) if serves(middle) else (middle, most)
+    return f"{most / 10:.1f} GiB"
 
 
 def _rates(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> str:
-    """Tokens per second of decoding steps, for each number of sequences. Where a card's kernels don't compute
+    """Tokens per second of decoding steps, for each number of sequences, or for as many as have room for
+    their recurrent states. Where a card's kernels don't compute
     a model's layers, the processor computes alone."""
     try:
         plan = estimated_plan(size, hardware, config)
@@ -94,7 +108,9 @@ def _rates(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
         return NO_ROOM
     except ConfigError:
         return _rates(size, replace(hardware, device=None), config)
-    steps = (predict_step(plan, size, hardware, config, num, num) for num in NUM_SEQS)
+    most = plan.num_state_sequences or max(NUM_SEQS)
+    counts = (min(num, most) for num in NUM_SEQS)
+    steps = (predict_step(plan, size, hardware, config, num, num) for num in counts)
     return " / ".join(_rounded(step.num_tokens / step.seconds) for step in steps)
 
 

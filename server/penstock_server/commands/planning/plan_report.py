@@ -16,7 +16,7 @@ from penstock.memory import kept_uses
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_spill.splits_in_ram import SpilledKeys
 from penstock.memory.planning.cost import StepPrediction, predict_step
-from penstock.memory.planning.kv_blocks import check_context, context
+from penstock.memory.planning.kv_blocks import check_context, context, num_together
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.model.known_shapes import find_shape
 from penstock.model.pooling.find_pooling import wish_of
@@ -142,7 +142,7 @@ def expected_drafting(
         return predict(num_tokens, num_tokens).seconds
 
     drafters = assumed_beside(plan, predict, config, draft)
-    return expected_drafts(predict_s, config, plan.num_kv_blocks, drafters)
+    return expected_drafts(predict_s, config, num_together(plan, context(size, config), config), drafters)
 
 
 def pooled_config(path: Path, config: EngineConfig) -> EngineConfig:
@@ -176,12 +176,12 @@ def run_hardware(settings: Settings, folder: Path, is_json: bool, is_forced: boo
 def predictions(
     plan: MemoryPlan, size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
 ) -> dict[str, StepPrediction]:
-    """Predicted steps: a decoding step for each number of sequences that the config allows and the KV cache
-    has blocks for, one of the longest sequence with all its spilled blocks, and a step with a prompt."""
+    """Predicted steps: a decoding step for each number of sequences, as far as so many fit, one of the
+    longest sequence with all its spilled blocks, and a step with a prompt."""
+    most = num_together(plan, context(size, config), config)
     steps = {
         f"decode, {n} sequence{'s' if n > 1 else ''}": predict_step(plan, size, hardware, config, n, n)
-        for n in NUM_SEQS
-        if n <= min(config.max_num_seqs, plan.num_kv_blocks)
+        for n in dict.fromkeys(min(each, most) for each in NUM_SEQS)
     }
     if plan.num_spilled_blocks:
         longest = min(plan.num_kv_tokens, context(size, config))

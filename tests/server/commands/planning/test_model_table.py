@@ -5,13 +5,25 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from penstock.config import EngineConfig
+from penstock.errors import CapacityError
+from penstock.memory.hardware import HardwareProfile
 from penstock.model.known_shapes import REPOSITORIES, SHAPES
 from penstock_server import cli
-from penstock_server.commands.planning.model_table import MACHINES, NO_ROOM
+from penstock_server.commands.planning.footprints import footprint_of
+from penstock_server.commands.planning.model_table import (
+    GIB,
+    MACHINES,
+    NO_ROOM,
+    _least_ram,
+    with_defaults,
+)
+from penstock_server.facade.needs import estimated_plan
 
 ROOT = Path(__file__).parents[4]
 
@@ -45,6 +57,22 @@ def test_a_faster_machine_is_faster_and_more_sequences_get_more(lines: list[str]
         for alone, together in rates:
             assert float(together) >= float(alone) > 0
         assert [float(alone) for alone, _ in rates] == sorted(float(alone) for alone, _ in rates)
+
+
+def test_the_least_ram_is_what_serves() -> None:
+    """Found by the planner: a tenth of a GiB less is refused, and the tenth is enough for a sequence of the
+    usual length. Mixtures need no room for all experts."""
+    config = with_defaults(EngineConfig())
+    endless = HardwareProfile(4, 1 << 50, 1 << 50, 0.0, 0.0)
+    for name in ("qwen3-30b-a3b", "mixtral-8x7b", "lfm2-1.2b", "llama-3-8b"):
+        size = footprint_of(SHAPES[name], config)
+        least = float(_least_ram(size, config).removesuffix(" GiB"))
+        plan = estimated_plan(size, endless, replace(config, host_memory_bytes=int(least * GIB)))
+        assert plan.num_kv_tokens >= 2048 and plan.host_used_bytes <= int(least * GIB)
+        with pytest.raises(CapacityError):
+            less = int((least - 0.1) * GIB)
+            estimated_plan(size, endless, replace(config, host_memory_bytes=less))
+        assert least < 6
 
 
 def test_cards_leave_recurrences_to_the_processor(lines: list[str]) -> None:
