@@ -215,9 +215,10 @@ def test_a_grammar_that_is_wrong_is_refused_with_the_reason(
 
 def test_a_limit_met_on_the_way_is_an_error_of_this_answer_alone(byte_level: Tokenizer) -> None:
     grammars = compiler(byte_level)
-    grammar = Grammar.lark("start: /a/ start")  # never ends
+    grammar = Grammar.lark('start: "b" | "a" rest\nrest: /a/ rest')  # never ends behind an a
     matcher = grammars.matcher(grammar)
     matcher.advance(*byte_level.encode("a"))
+    forced_ids(matcher)
     assert "Too many items" in matcher.error
     assert matcher.forced is None and not matcher.is_complete
     assert not grammars.matcher(grammar).error
@@ -306,3 +307,38 @@ def test_any_thread_may_be_the_first(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 20 and len(set(found)) == 1
+
+
+def optional(number: int) -> dict[str, object]:
+    return {"type": "object", "properties": {f"p{each}": {"type": "integer"} for each in range(number)}}
+
+
+def test_thousands_of_choices_and_a_thousand_optional_properties(byte_level: Tokenizer) -> None:
+    grammars = compiler(byte_level)
+    matcher = grammars.matcher(Grammar.choice([f"answer {each}" for each in range(5000)]))
+    said = byte_level.decode(forced_ids(matcher))
+    assert said == "answer " and not matcher.error and matcher.allowed.bit_count() >= 10
+    matcher = grammars.matcher(Grammar.json_schema(optional(1000)))
+    forced_ids(matcher)
+    assert not matcher.error
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Grammar.json_schema(optional(1001)), "the object at # has 1001 optional properties"),
+        (
+            lambda: Grammar.json_schema({"type": "object", "properties": {"a": {"items": optional(2000)}}}),
+            "the object at #/properties/a/items has 2000 optional",
+        ),
+        # The rules' limit is met only behind the text that all of them begin with.
+        (lambda: Grammar.lark("start: " + " | ".join(f'"answer {each}"' for each in range(9000))), "items"),
+        (lambda: Grammar.lark("start: /a/ start"), "items"),
+        (lambda: Grammar.json_schema("[" * 300_000), "300000 characters"),
+    ],
+)
+def test_what_no_step_could_follow_is_refused_before_the_first(
+    byte_level: Tokenizer, make: Callable[[], Grammar], said: str
+) -> None:
+    with pytest.raises(InvalidParameter, match=said):
+        compiler(byte_level).check(make())

@@ -75,6 +75,16 @@ _VALIDATION_CODES = {
 }
 
 
+#: The most characters of a message, and of a name or value of the client's in it.
+MAX_MESSAGE_CHARS, MAX_SHOWN_CHARS = 2000, 200
+
+
+def cut(text: str, most: int) -> str:
+    """A text without its middle, if it is too long: what is wrong stands at its beginning, and what to do at
+    its end."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+
+
 class ErrorDetail(BaseModel):
     model_config = ConfigDict(extra="allow")
 
@@ -102,9 +112,9 @@ class ApiError(HTTPException):
         extra: Mapping[str, int] | None = None,
     ) -> None:
         """extra: further members of the error object."""
-        super().__init__(status, message, dict(headers) if headers else None)
+        super().__init__(status, cut(message, MAX_MESSAGE_CHARS), dict(headers) if headers else None)
         self.code = code
-        self.param = param
+        self.param = param and cut(param, MAX_SHOWN_CHARS)
         self.extra = dict(extra or {})
 
     @property
@@ -261,7 +271,7 @@ def _message(error: dict[str, Any]) -> str:
         case {"type": "extra_forbidden"}:
             return "there is no such field (leave it out, or start the server with --lenient)"
         case _:
-            return str(error["msg"])
+            return cut(str(error["msg"]), 2 * MAX_SHOWN_CHARS)
 
 
 def _field(error: dict[str, Any], body: Any) -> str | None:
@@ -286,4 +296,4 @@ def _steps(location: Iterable[str | int], value: Any) -> Iterable[str]:
         is_index = isinstance(value, list) and isinstance(step, int)
         if is_key or is_index:
             value = value[step]
-            yield str(step)
+            yield cut(str(step), MAX_SHOWN_CHARS)

@@ -12,7 +12,7 @@ from penstock_server.answers.streaming import unless_disconnected
 from penstock_server.facade.loaded_engine import LoadedEngine
 from penstock_server.models.pooled_model import ModelInUse, PooledModel, engine_of
 from penstock_server.models.served_models import ServedModels, raise_while_loading
-from penstock_server.protocol.errors import ApiError, api_error, unavailable
+from penstock_server.protocol.errors import MAX_SHOWN_CHARS, ApiError, api_error, cut, unavailable
 from penstock_server.settings.settings import Settings
 from penstock_server.telemetry.request_info import current_request
 
@@ -65,7 +65,9 @@ def known_model(models: ServedModels, name: str | None) -> PooledModel:
     if (model := models.find(name)) is not None:
         return model
     names = [*models.names, *(adapter for model in models.models for adapter in model.adapters)]
-    message = f"There is no model {name!r} here; this server has {', '.join(names)}."
+    message = (
+        f"There is no model {cut(str(name), MAX_SHOWN_CHARS)!r} here; this server has {', '.join(names)}."
+    )
     raise ApiError(404, message, code="model_not_found", param="model")
 
 

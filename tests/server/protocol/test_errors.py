@@ -146,3 +146,18 @@ def test_half_a_surrogate_pair_in_a_name_can_be_reported() -> None:
     raw = {"type": "extra_forbidden", "loc": ("body", name), "msg": "unknown"}
     response = api_error(RequestValidationError([raw], body={name: 1})).response()
     assert json.loads(bytes(response.body))["error"]["param"] == name
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"x" * 100_000: 1},
+        {"prompt": "x", "model": "x" * 100_000},
+        {"prompt": "x", "response_format": {"type": "x" * 100_000}},
+        {"prompt": "x", "tools": "x" * 100_000},
+    ],
+)
+def test_what_a_client_sent_is_shown_in_short(client: TestClient, body: Any) -> None:
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code in (400, 404) and len(answer.text) < 3000
+    assert len(answer.json()["error"]["param"] or "") < 300

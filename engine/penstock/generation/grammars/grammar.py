@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from penstock.errors import InvalidParameter
 from penstock.generation.grammars.closed_schema import closed
+from penstock.generation.grammars.grammar_trial import MAX_OPTIONAL
 from penstock.generation.grammars.schema_facts import moved
 from penstock.generation.grammars.schema_numbers import exact_numbers
 
@@ -31,10 +32,7 @@ class Grammar:
     text: str
 
     def __post_init__(self) -> None:
-        if len(self.text) > MAX_GRAMMAR_CHARS:
-            raise invalid(
-                f"the grammar has {len(self.text)} characters; at most {MAX_GRAMMAR_CHARS} are taken"
-            )
+        _check_size(self.text)
         try:
             self.text.encode()
         except UnicodeEncodeError:
@@ -64,6 +62,7 @@ class Grammar:
         x-guidance, and the keywords that llguidance knows. Other keywords are refused.
         """
         if isinstance(schema, str):
+            _check_size(schema)
             try:
                 schema = json.loads(schema)
             except (ValueError, RecursionError) as error:
@@ -74,6 +73,7 @@ class Grammar:
         if not isinstance(schema.get("x-guidance", {}), dict):
             raise invalid("x-guidance in the JSON schema is not an object; it must be an object")
         try:
+            _check_optional(schema, "#")
             schema = exact_numbers(schema)
             schema = closed(schema) if is_closed else schema
         except RecursionError:
@@ -112,6 +112,30 @@ class Grammar:
             return cls("lark", any_to_lark(text))
         except Exception as error:  # the package's errors have no common type
             raise invalid(f"the GBNF grammar can't be read: {error}") from None
+
+
+def _check_optional(schema: Any, place: str) -> None:
+    """Raises ValueError for an object with more optional properties than a matcher can keep in sight: an
+    answer would end with an error where such an object begins."""
+    if isinstance(schema, list):
+        for index, each in enumerate(schema):
+            _check_optional(each, f"{place}/{index}")
+    elif isinstance(schema, dict):
+        named, required = schema.get("properties"), schema.get("required")
+        if isinstance(named, dict) and len(named) > MAX_OPTIONAL:
+            must = [each for each in required if isinstance(each, str)] if isinstance(required, list) else []
+            if (number := len(named.keys() - set(must))) > MAX_OPTIONAL:
+                raise ValueError(
+                    f"the object at {place} has {number} optional properties, of which {MAX_OPTIONAL} are "
+                    "taken; have fewer of them, or name some in `required`"
+                )
+        for name, each in schema.items():
+            _check_optional(each, f"{place}/{name}")
+
+
+def _check_size(text: str) -> None:
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise invalid(f"the grammar has {len(text)} characters; at most {MAX_GRAMMAR_CHARS} are taken")
 
 
 def invalid(message: str) -> InvalidParameter:

@@ -76,6 +76,10 @@ class GrammarCompiler:
             raise _unusable(grammar.kind, matcher.error)
         if matcher.is_complete:
             raise invalid(f"the {_NAMES[grammar.kind]} admits no text but the empty one")
+        while matcher.forced is not None:  # a limit may be met where the first choice is
+            matcher.advance(matcher.forced)
+        if matcher.error:
+            raise _unusable(grammar.kind, matcher.error)
         self._compiled[id(grammar)] = compiled
         weakref.finalize(grammar, self._compiled.pop, id(grammar), None).atexit = False
         return compiled

@@ -23,9 +23,11 @@ from typing import IO, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
+#: Optional properties of an object that may come next: llguidance has four items for each in a row.
+MAX_OPTIONAL = 1000
 #: A lexer state takes 1-2 kB; a request's answers share their states. The other limits are llguidance's
 #: defaults, with which a step's mask takes tens of microseconds, and some 20 ms at worst.
-LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+LIMITS = LLParserLimits(max_lexer_states=50_000, max_items_in_row=4 * MAX_OPTIONAL, verbose_errors=False)
 
 #: Limits of a trial: processor seconds, and bytes beyond what the vocabulary takes. A schema of 1000
 #: properties takes 0.2 s.
@@ -47,9 +49,9 @@ def source(kind: str, text: str) -> str:
             return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(text, 'dws')}/")
         case "choice":
             texts: list[Any] = json.loads(text)
-            return LLMatcher.grammar_from_lark(
-                "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-            )
+            # One lexeme: as rules, each text would be an item of a row, of which there are few.
+            choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
     return LLMatcher.grammar_from_lark(text)
 
 
@@ -155,10 +157,12 @@ class _Vocabulary:
 
 
 def _try(vocabulary: _Vocabulary, kind: str, text: str) -> None:
-    """Do what the first step of an answer does."""
+    """Do what the steps of an answer do until there is something to choose."""
     try:
         matcher = LLMatcher(vocabulary.tokenizer, source(kind, text), log_level=0, limits=LIMITS)
-        matcher.compute_ff_tokens()
+        while forced := matcher.compute_ff_tokens():
+            if not matcher.consume_tokens(forced):
+                break
         matcher.compute_bitmask()
     except ValueError:
         pass  # the engine meets the same error and reports it
