@@ -42,7 +42,7 @@ def test_a_full_context_is_seen_before_and_old_messages_are_left_out(open_page: 
         # Too much: the error leads out of itself.
         say(page, "4" + "x" * 99)
         failure = answer(page).locator(".failure")
-        expect(failure).to_contain_text(re.compile(r"context is full: the messages take 99\d tokens"))
+        expect(failure).to_contain_text(re.compile(r"context is full: what is sent has 99\d tokens"))
         failure.get_by_role("button", name="Leave out old messages and try again").click()
         expect(answer(page).locator(".body")).to_have_text("y" * 100)
         wait_until_done(page)
@@ -70,6 +70,21 @@ def test_a_message_that_is_too_long_alone(open_page: OpenPage) -> None:
         failure = answer(page).locator(".failure")
         expect(failure).to_contain_text("too long: edit it")
         assert failure.get_by_role("button").count() == 0
+
+
+@pytest.mark.parametrize("code", ["string_above_max_length", "request_too_large"])
+def test_what_is_too_long_for_a_request_leads_out_as_well(open_page: OpenPage, code: str) -> None:
+    """Servers refuse by characters and bytes before they count tokens."""
+    with serving(FakeAsyncEngine(reply)) as url:
+        page = open_page(url)
+        say(page, "one")
+        wait_until_done(page)
+        error = {"error": {"message": "too long", "code": code, "param": "messages", "type": "x"}}
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(status=413, json=error), times=1)
+        say(page, "two")
+        answer(page).get_by_role("button", name="Leave out old messages and try again").click()
+        expect(answer(page).locator(".body")).to_have_text("y" * 100)
+        expect(page.locator(".left-out")).to_have_count(1)
 
 
 def test_errors_are_chinese_on_the_chinese_page(open_page: OpenPage) -> None:

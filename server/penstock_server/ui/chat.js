@@ -13,6 +13,10 @@ import { Reader } from "./spoken.js";
 import { words } from "./words.js";
 
 const PATH = "v1/chat/completions";
+/** What the server says to a conversation that is too long, be it for the model or for a request. */
+const TOO_LONG = ["context_length_exceeded", "string_above_max_length", "request_too_large"];
+/** More messages are too many for a request of any model. */
+const MOST_MESSAGES = 4096;
 
 export class Chat {
   canUndo = false;
@@ -150,7 +154,7 @@ export class Chat {
 
   /** The buttons beside an error. */
   waysOut(node) {
-    const isFull = node.errorCode === "context_length_exceeded";
+    const isFull = node.errorCode === TOO_LONG[0];
     if (isFull && !canLeaveOut(this.#conversation)) return [element("p", {}, words("shortenIt"))];
     const retry = () => (node.content && isFull ? this.goOn(node) : this.again(node));
     const leaveOut = async () => {
@@ -251,6 +255,8 @@ export class Chat {
     } catch (error) {
       answer.figures = error.figures;
       keepError(answer, error);
+      const isTooMany = error.detail?.param === "messages" && sent.length >= MOST_MESSAGES;
+      if (isTooMany || TOO_LONG.includes(error.code)) answer.errorCode = TOO_LONG[0];
       reader.end(answer.error);
     } finally {
       this.#page.end(conversation);

@@ -84,7 +84,7 @@ export const CHINESE = {
   editMessage: "修改消息",
   sendBranch: "作为新分支发送",
   contextUsed: "上下文 {share}：{tokens} / {most} 个 token",
-  contextIsFull: "上下文已满：这些消息有 {prompt} 个 token，模型最多接受 {most} 个。",
+  contextIsFull: "上下文已满：要发送的内容有 {prompt} 个 token，模型最多接受 {most} 个。",
   leaveOut: "不再发送较早的消息",
   leaveOutAndRetry: "不再发送较早的消息，并重试",
   shortenIt: "这一条消息本身就太长：请修改，或者分几次发送。",

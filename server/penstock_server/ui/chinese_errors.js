@@ -4,6 +4,7 @@ export const CHINESE_ERRORS = {
   adapter_not_found: "服务器上没有这个适配器。",
   deadline_exceeded: "回答超过了服务器允许的时间，已被中止。请减少 token 数后再试。",
   engine_dead: "引擎已经停止，原因请看服务器的日志。",
+  host_not_allowed: "服务器不接受发往这个主机名的请求。",
   internal_error: "服务器处理这个请求时出错，详情请看服务器的日志。",
   invalid_api_key: "API 密钥缺失或不正确。",
   invalid_json: "服务器读不懂这个请求。",

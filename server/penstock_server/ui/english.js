@@ -85,7 +85,7 @@ export const ENGLISH = {
   editMessage: "Edit the message",
   sendBranch: "Send as a new branch",
   contextUsed: "Context {share}: {tokens} of {most} tokens",
-  contextIsFull: "The context is full: the messages take {prompt} tokens, and the model takes {most}.",
+  contextIsFull: "The context is full: what is sent has {prompt} tokens, and the model takes {most}.",
   leaveOut: "Leave out old messages",
   leaveOutAndRetry: "Leave out old messages and try again",
   shortenIt: "The message alone is too long: edit it, or divide it.",

@@ -23,7 +23,10 @@ export function dropError(place) {
 /** The page's sentence; undefined if the error's message is in the reader's language already. */
 export function sentenceOf(error) {
   if (error.code === "context_length_exceeded" && error.detail.n_ctx)
-    return words("contextIsFull", { prompt: error.detail.n_prompt_tokens, most: error.detail.n_ctx });
+    return words("contextIsFull", {
+      prompt: error.detail.n_prompt_tokens.toLocaleString("en"),
+      most: error.detail.n_ctx.toLocaleString("en"),
+    });
   if (language !== "zh" || !error.isServers) return undefined;
   const sentence = CHINESE_ERRORS[error.code] ?? CHINESE_STATUS[Math.floor(error.status / 100)];
   return sentence.replace("{param}", error.detail.param ?? "");
