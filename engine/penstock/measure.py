@@ -51,7 +51,9 @@ PRODUCT_SHAPE, NUM_PRODUCTS = (14336, 4096), 4
 #: Most rounds for each number of tokens, and the seconds after which no other round begins.
 PRODUCT_ROUNDS, PRODUCT_S = 4, 0.5
 #: Each of PRICED is measured with these numbers of tokens, and no further round begins after so many seconds.
-FORMAT_TOKENS, FORMAT_S = (1, 8, 32, 256), 0.1
+FORMAT_TOKENS, FORMAT_S = (1, 8, 32, 256), 0.06
+#: Smaller matrices than above: there are many formats, and a start waits for all of them.
+FORMAT_SHAPE, NUM_OF_FORMAT = (4096, 4096), 8
 
 
 def measure_hardware(
@@ -178,13 +180,13 @@ def _product_rates(config: EngineConfig, num_threads: int) -> ProductRates:
 def _format_rates(config: EngineConfig, num_threads: int) -> dict[str, ProductRates]:
     """The same for weights in other formats, in elements, by price_name()."""
     kernels = choose_kernels(config, config.num_threads or num_threads)
-    inputs = [torch.randn(num_tokens, PRODUCT_SHAPE[1]) for num_tokens in FORMAT_TOKENS]
+    inputs = [torch.randn(num_tokens, FORMAT_SHAPE[1]) for num_tokens in FORMAT_TOKENS]
     found = {}
     for kind in PRICED:
         weights = _random_matrices(kind)
         times = [_median_s(kernels, x, weights) for x in inputs]
         found[price_name(kind)] = tuple(
-            (config.rows_per_token * len(x), math.prod(PRODUCT_SHAPE) / seconds / 1e9)
+            (config.rows_per_token * len(x), math.prod(FORMAT_SHAPE) / seconds / 1e9)
             for x, seconds in zip(inputs, times, strict=True)
         )
     return found
@@ -192,12 +194,12 @@ def _format_rates(config: EngineConfig, num_threads: int) -> dict[str, ProductRa
 
 def _random_matrices(kind: WeightFormat) -> list[Matrix]:
     """Matrices of a format, which together are larger than any last-level cache."""
-    components = kind.components(PRODUCT_SHAPE)
+    components = kind.components(FORMAT_SHAPE)
     arrays = [each.view(torch.zeros(each.num_bytes, dtype=torch.uint8)) for each in components]
     kind.fill_random(arrays, torch.Generator().manual_seed(0))
     matrix = kind.operand(arrays)
     assert not isinstance(matrix, torch.Tensor)
-    return [matrix.map(torch.Tensor.clone) for _ in range(NUM_PRODUCTS)]
+    return [matrix.map(torch.Tensor.clone) for _ in range(NUM_OF_FORMAT)]
 
 
 def _median_s(kernels: Kernels, x: torch.Tensor, weights: list[Matrix]) -> float:

@@ -73,6 +73,7 @@ def test_each_format_has_rates_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(measure, "choose_kernels", lambda *_: slow)
     monkeypatch.setattr(measure.time, "perf_counter", lambda: slow.now_s)
     monkeypatch.setattr(measure, "PRODUCT_SHAPE", (96, 256))
+    monkeypatch.setattr(measure, "FORMAT_SHAPE", (96, 256))
     monkeypatch.setattr(measure, "memory_read_gbps", lambda num_threads, readers: 0.5)
     monkeypatch.setattr(measure, "_kernel_profile", lambda *_: KernelProfile("some", KernelTuning()))
     config, cache = EngineConfig(device="cpu", num_threads=1), tmp_path / "rates.json"
