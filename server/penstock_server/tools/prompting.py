@@ -27,6 +27,7 @@ class ToolPrompt:
 
     def messages(self, messages: list[TemplateMessage]) -> list[TemplateMessage]:
         """The messages as the template can show them, without a description of the tools."""
+        templates.check_calls(messages)
         if self.style.is_native:
             return templates.native_messages(messages, self.style.parser, self.style.takes_text)
         return templates.plain_messages(messages)

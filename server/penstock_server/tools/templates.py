@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.errors import ContextOverflow, InvalidParameter, RequestError
+from penstock_server.protocol.json_cost import JsonCost
 from penstock_server.protocol.tools import Function, is_too_deep
 from penstock_server.settings.chat_rules import ParserChoice, ParserName
 from penstock_server.tools.parsers import (
@@ -46,6 +47,10 @@ _OWN_MARKS: dict[str, ParserName] = {
 #: A template that writes arguments as JSON itself.
 _WRITES_JSON = re.compile(r"arguments['\"]?\]?\s*\|\s*tojson")
 _NO_PARAMETERS = {"type": "object", "properties": {}}
+
+#: The most bytes that the arguments of a conversation's calls may take as JSON, and lists and objects in them
+#: that are few enough in any case.
+MAX_CALLS_BYTES, MAX_UNCOUNTED = 48 << 20, 1 << 14
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,20 @@ def template_tools(tools: Sequence[Function]) -> list[dict[str, Any]]:
         for tool in tools
     ]
     return [{"type": "function", "function": function} for function in functions]
+
+
+def check_calls(messages: Sequence[TemplateMessage]) -> None:
+    """Raises InvalidParameter for calls whose arguments are few bytes as texts and would fill the memory as
+    JSON: the limit of a body's own JSON does not see what stands in its texts."""
+    texts = [call["function"]["arguments"] for each in messages for call in each.get("tool_calls") or ()]
+    if sum(text.count("[") + text.count("{") for text in texts) <= MAX_UNCOUNTED:
+        return  # most are code in a text's quotes
+    left = MAX_CALLS_BYTES
+    for text in texts:
+        left -= JsonCost.of(text.encode(errors="replace"), MAX_CALLS_BYTES, 1 << 30).num_bytes
+        if left < 0:
+            message = f"the arguments of calls would take more than {MAX_CALLS_BYTES} bytes of memory as JSON"
+            raise InvalidParameter("messages", f"{message}; send fewer lists and objects in them")
 
 
 def native_messages(

@@ -216,3 +216,23 @@ def test_messages_as_the_protocol_has_them() -> None:
     body = {"messages": [*MESSAGES, {"role": "user", "content": "So?"}]}
     request = ChatCompletionRequest.model_validate(body)
     assert [message.role for message in request.messages] == ["user", "assistant", "tool", "user"]
+
+
+def test_arguments_that_would_fill_the_memory_as_json() -> None:
+    """A list is two characters, and seventy bytes and more once it is read. Code in a text is text."""
+
+    def calls(arguments: str, number: int) -> Any:
+        return [
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": arguments}}] * number,
+            }
+        ]
+
+    code = json.dumps({"code": "a[1] = {b: [c]};" * 50_000})
+    templates.check_calls(calls(code, 3))
+    templates.check_calls(calls("[[[[", 4_000))
+    for wrong in (calls("[" + "[]," * 100_000 + "1]", 1), calls("[" + "[]," * 100 + "1]", 1_000)):
+        with pytest.raises(InvalidParameter, match="arguments of calls") as refused:
+            templates.check_calls(wrong)
+        assert refused.value.param == "messages"

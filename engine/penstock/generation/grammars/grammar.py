@@ -74,8 +74,8 @@ class Grammar:
             raise invalid("x-guidance in the JSON schema is not an object; it must be an object")
         try:
             _check_optional(schema, "#")
-            schema = exact_numbers(schema)
-            schema = closed(schema) if is_closed else schema
+            exact = exact_numbers(schema)
+            schema = closed(exact) if is_closed else exact
         except RecursionError:
             raise invalid("the JSON schema is nested too deeply; use fewer levels") from None
         except ValueError as error:
