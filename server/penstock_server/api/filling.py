@@ -37,4 +37,4 @@ class FillRoutes(GenerationRoutes):
             asked.text,
             SpanReader(model.tokenizer, asked.form.closers, body.max_tokens_per_blank),
         )
-        return await self._responder.respond(used, request, body, form, asked.question)
+        return await self._responder.respond(used, request, body, form, self._cut(model, asked.question))

@@ -44,7 +44,7 @@ class OpenAIRoutes(GenerationRoutes):
         self._responder.check_num_answers(used, body.num_prompts * body.num_choices)
         refuse = refuse_long_text if body.truncate_prompt_tokens is None else refuse_endless_text
         refuse(model, body.num_prompt_chars)
-        question = await self._texts.run(lambda: read_completion(model, body))
+        question = self._cut(model, await self._texts.run(lambda: read_completion(model, body)))
         form = CompletionFormat(
             body.request_id or request.state.request_id,
             used.name,
@@ -60,6 +60,8 @@ class OpenAIRoutes(GenerationRoutes):
         self._responder.check_num_answers(used, body.num_choices)
         rules = self._settings.chat_rules
         question = await self._texts.run(lambda: read_chat(model, body, rules))
+        field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        question = self._cut(model, question, field)
         form = ChatFormat(
             body.request_id or request.state.request_id,
             used.name,

@@ -49,6 +49,7 @@ class ResponsesRoutes(GenerationRoutes):
         request_id = body.request_id or request.state.request_id
         try:
             question = await self._texts.run(lambda: read_response(model, body, rules))
+            question = self._cut(model, question, "max_output_tokens")
             form = ResponsesFormat(
                 request_id,
                 used.name,

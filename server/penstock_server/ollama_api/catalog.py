@@ -27,6 +27,7 @@ from penstock_server.ollama_api.bodies import (
 )
 from penstock_server.ollama_api.errors import OllamaError
 from penstock_server.ollama_api.names import known_name
+from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.wire import Wire
 from penstock_server.routing.checks import known_model, require_json
 from penstock_server.routing.descriptions import errors_as
@@ -100,7 +101,10 @@ class CatalogRoutes:
 
     async def show(self, body: ShowRequest) -> ShownModel:
         """What the model's files say, and more if it was loaded before. Nothing is loaded for it."""
-        name = known_name(body.model or body.name or "", self._models)
+        if not (given := body.model or body.name):
+            message = "model is missing: send the name of a model that /api/tags lists."
+            raise ApiError(400, message, code="missing_required_parameter", param="model")
+        name = known_name(given, self._models)
         model = known_model(self._models, name)
         raise_while_loading(self._models.status)
         seen, needs = self._seen(model), model.needs

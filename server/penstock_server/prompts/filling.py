@@ -39,7 +39,7 @@ def read_fill(model: ServedModel, body: FillRequest) -> FillQuestion:
         bad_words=read_bad_words(model, body.bad_words or ()) if body.bad_words else (),
     )
     params = follow_form(params, form, body.max_tokens_per_blank)
-    prompts = [Prompt(form.token_ids)]
+    prompts = [Prompt(form.token_ids, form=form)]
     return FillQuestion(text, form, Question(prompts, [params], form.answer_start, adapter=model.adapter))
 
 

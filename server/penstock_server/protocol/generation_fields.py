@@ -88,15 +88,19 @@ def _translated(body: Mapping[str, Any], known: Container[str]) -> dict[str, Any
 
 
 def _translate_guided(fields: dict[str, Any]) -> None:
-    """Makes `structured_outputs` of the guided fields, unless the request has both."""
+    """Makes `structured_outputs` of the guided fields. guidance sends both, for old and new vLLMs: then they
+    must say the same. Raises invalid()."""
     fields.pop(_BACKEND, None)
     for name in [name for name in _GUIDED if fields.get(name, "") is None]:
         del fields[name]
     guided = {_GUIDED[name]: fields[name] for name in _GUIDED if name in fields}
-    if guided and fields.get("structured_outputs") is None:
+    if (given := fields.get("structured_outputs")) is None and guided:
         fields["structured_outputs"] = guided
-        for name in _GUIDED:
-            fields.pop(name, None)
+    for name in _GUIDED:
+        if name in fields and isinstance(given, dict) and given.get(_GUIDED[name]) != fields[name]:
+            reason = f"says something else than structured_outputs.{_GUIDED[name]}; send one of the two"
+            raise invalid(name, reason)
+        fields.pop(name, None)
 
 
 class SamplingFields(Wire):

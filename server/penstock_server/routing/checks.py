@@ -61,8 +61,9 @@ async def _wait(models: ServedModels, model: PooledModel, keep_alive_s: float | 
 
 
 def known_model(models: ServedModels, name: str | None) -> PooledModel:
-    """Raises 404 for a name that this server does not have."""
-    if (model := models.find(name)) is not None:
+    """The model of a name; the first model where a request names none. Raises 404 for a name that this server
+    does not have."""
+    if (model := models.find(name or None)) is not None:
         return model
     names = [*models.names, *(adapter for model in models.models for adapter in model.adapters)]
     message = (
@@ -75,7 +76,7 @@ def loaded_engine(models: ServedModels, name: str | None) -> LoadedEngine:
     """The engine of a model, or of the model that was used last; never loads one. Raises 404 for an unknown
     name, 503 for a model that is not loaded, EngineDead if the engine has ended."""
     raise_while_loading(models.status)
-    model = models.current if name is None else known_model(models, name)
+    model = known_model(models, name) if name else models.current
     if models.swaps and not model.is_ready:
         message = f"{model.name} is not loaded now; a request to it loads it."
         raise unavailable(message, "model_not_loaded")

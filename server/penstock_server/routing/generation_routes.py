@@ -6,11 +6,13 @@ from typing import Literal
 
 from fastapi import Request
 
+from penstock_server.facade.model import ServedModel
 from penstock_server.models.pooled_model import ModelInUse
 from penstock_server.models.served_models import ServedModels
+from penstock_server.prompts.questions import Question, within_context
 from penstock_server.prompts.text_thread import TextThread
 from penstock_server.protocol.errors import ApiError
-from penstock_server.routing.checks import use_model
+from penstock_server.routing.checks import note_ignored, use_model
 from penstock_server.routing.responder import Responder
 from penstock_server.settings.settings import Settings
 
@@ -43,6 +45,16 @@ class GenerationRoutes:
         if used.model.pooling is not None:
             raise ApiError(400, NO_TEXT[used.model.task], code="unsupported_endpoint", param="model")
         return used
+
+    def _cut(self, model: ServedModel, question: Question, field: str = "max_tokens") -> Question:
+        """With --lenient, `question` with answers that may fill the context where it has no room for as many
+        tokens as `field` allows."""
+        if not self._settings.lenient:
+            return question
+        fitting = within_context(model, question)
+        if fitting.params != question.params:
+            note_ignored([f"{field} (the context has room for fewer)"])
+        return fitting
 
     async def _use_pooling(
         self,

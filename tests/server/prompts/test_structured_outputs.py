@@ -137,7 +137,9 @@ def test_objects_are_closed_unless_the_client_opens_them(
             "false where there is a grammar",
         ),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "structured_outputs", "exactly one"),
-        ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "guided_regex", "no such field"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "guided_regex", "something else"),
+        ({"guided_grammar": "a", "structured_outputs": {"regex": "a"}}, "guided_grammar", "something else"),
+        ({"guided_regex": "a", "structured_outputs": 7}, "structured_outputs", "valid dictionary"),
     ],
 )
 def test_what_can_not_be_followed_is_refused_by_name(

@@ -335,6 +335,10 @@ def test_fields_by_the_names_of_other_servers() -> None:
         form = chat(**{f"guided_{name}": value, "guided_decoding_backend": "x"}).structured_outputs
         assert form is not None and form.model_dump(by_alias=True, exclude_none=True) == {name: value}
     assert chat(guided_json=None, guided_regex=None).structured_outputs is None
+    # guidance sends both.
+    both = {"guided_grammar": "start: A", "structured_outputs": {"grammar": "start: A"}}
+    found = chat(**both, guided_decoding_backend="guidance").structured_outputs
+    assert found and found.grammar == "start: A"
     assert chat(enable_thinking=False).as_conversation.template_kwargs == {"enable_thinking": False}
     own = chat(enable_thinking=False, chat_template_kwargs={"enable_thinking": True})
     assert own.as_conversation.template_kwargs == {"enable_thinking": True}

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from fakes import FakeAsyncEngine
 from penstock_server.api.app import create_app
 from penstock_server.settings.settings import Settings
 
+from ..conftest import MakeClient
 from ..models.pools import Fakes
 
 
@@ -77,3 +79,21 @@ def test_a_pinned_model_does_not_say_that_it_goes() -> None:
             for name in ("a", "b")
         ]
         assert said == ["load", "unload"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}),
+        ("/v1/tokenize", {"prompt": "Hi"}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "Hi"}], "stream": False}),
+    ],
+)
+def test_a_name_without_letters_is_none(make_client: MakeClient, path: str, body: dict[str, Any]) -> None:
+    client = make_client(FakeAsyncEngine())
+    answer = client.post(path, json=body | {"model": ""})
+    assert answer.status_code == 200 and answer.json().get("model", "tiny") == "tiny"
+    assert client.post(path, json=body | {"model": " "}).status_code == 404
