@@ -98,7 +98,9 @@ class TextProcess:
         """Raises TextLost where the rules take too much time or memory with the text, and RequestFailed if no
         process can be started."""
         with self._lock:
-            self._ask(pickle.dumps(trial))
+            sign, _ = self._ask(pickle.dumps(trial))
+        if sign == b"-":  # a panic: here it could leave a thread that waits for ever
+            raise TextLost
 
     def _ask(self, data: bytes) -> tuple[bytes, int]:
         """The sign of success and the number of characters."""
@@ -146,6 +148,8 @@ class TextProcess:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START],
+                # One thread: the others of the package tokenizers wait for ever after a panic of one.
+                env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,  # the limits end the process, which is no error
