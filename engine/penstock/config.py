@@ -196,6 +196,9 @@ class EngineConfig:
     prompt_lookup_max: int = 32
     #: Adapters (LoRA, folders as PEFT writes them) that are loaded at the start: (name, folder).
     adapters: tuple[tuple[str, str], ...] = ()
+    #: Host memory that an automatic budget leaves to requests beside the other spare memory, where more is
+    #: wanted than this has room for.
+    request_bytes: int | None = None
     #: Bytes for adapters. None: as many as `adapters` take.
     adapter_bytes: int | None = None
     #: Refuse to start if something can't be as it was planned (memory that can't be pinned, a disk without
@@ -294,6 +297,7 @@ class EngineConfig:
             ("num_threads", 1),
             ("max_guesses", 1),
             ("prompt_lookup_min", 1),
+            ("request_bytes", 1),
             ("adapter_bytes", 0),
             ("prompt_lookup_max", self.prompt_lookup_min),
         ):

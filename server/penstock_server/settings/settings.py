@@ -487,6 +487,7 @@ class Settings(NodesSettings):
         "times --max-request-size",
         parse=parse_bytes,
         metavar="SIZE",
+        engine_field="request_bytes",
     )
     rate_limit_requests: int = setting(
         "limits",

@@ -17,7 +17,9 @@ class Budgets:
 
     def __init__(self, hardware: HardwareProfile, config: EngineConfig) -> None:
         self.lane = lane = hardware.lane
-        self.host = config.host_memory_bytes or _auto(hardware.free_ram_bytes)
+        #: Beside the budget: what requests take where that is set.
+        self._for_requests = config.request_bytes or 0
+        self.host = config.host_memory_bytes or _auto(hardware.free_ram_bytes, self._for_requests)
         #: 0 without a GPU.
         self.device = (config.device_memory_bytes or lane.free_bytes) if lane.has_own_memory else 0
         #: The budget of the memory in which layers are computed.
@@ -28,7 +30,7 @@ class Budgets:
 
     def warnings(self) -> list[str]:
         """A budget beyond what is free ends in swapping, or with the process killed."""
-        budgets = [("host", self.host, self._free_ram_bytes)]
+        budgets = [("host", self.host, self._free_ram_bytes - self._for_requests)]
         if self.lane.has_own_memory:
             budgets.append(("device", self.device, self.lane.free_bytes))
         return [
@@ -66,5 +68,7 @@ class Budgets:
         )
 
 
-def _auto(free_bytes: int) -> int:
-    return max(0, free_bytes - max(MIN_SPARE_BYTES, int(SPARE_SHARE * free_bytes)))
+def _auto(free_bytes: int, for_requests: int) -> int:
+    """Of what is spare, half may be for requests; more than that is left in addition."""
+    spare = max(MIN_SPARE_BYTES, int(SPARE_SHARE * free_bytes))
+    return max(0, free_bytes - max(spare, spare // 2 + for_requests))
