@@ -130,7 +130,7 @@ async def ask(port: int, path: str, body: dict[str, Any] | None = None) -> str:
     """A whole answer, headers and all; POST if there is a body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     content = json.dumps(body).encode() if body else b""
-    head = f"{'POST' if body else 'GET'} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"{'POST' if body else 'GET'} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(content)}\r\nConnection: close\r\n\r\n".encode() + content)
     answer = await reader.read()
     writer.close()
@@ -191,6 +191,30 @@ async def a_running_request(engine: Loading, port: int, **fields: Any) -> asynci
     while not engine.streams:
         await asyncio.sleep(0)
     return running
+
+
+async def test_an_engine_that_hangs_does_not_keep_the_process(
+    started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would wait for its threads."""
+    codes = list[int]()
+    monkeypatch.setattr(serve.os, "_exit", codes.append)
+    monkeypatch.setattr(serve.logging, "shutdown", lambda: None)
+    engine, task, port = await started()
+    stop = engine.stop
+
+    async def hang(timeout_s: float | None = None) -> bool:
+        assert timeout_s is not None
+        await stop(timeout_s)
+        return False
+
+    engine.stop = hang
+    engine.loaded.set_result(None)
+    while " 200 " not in await ask(port, "/health"):
+        pass
+    signal.raise_signal(signal.SIGTERM)
+    await task
+    assert codes == [1]
 
 
 async def until_draining(port: int) -> None:
@@ -304,7 +328,7 @@ async def test_https(
     engine.loaded.set_result(None)
     trust = ssl.create_default_context(cafile=str(folder / "cert"))
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
-    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert b" 200 " in await reader.readline()
     writer.close()
     signal.raise_signal(signal.SIGTERM)
