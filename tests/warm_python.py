@@ -129,6 +129,9 @@ def _fork_and_keep(stdout: int, stderr: int, keeper: int) -> None:
     for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), stdout, stderr)):
         os.dup2(file, number)
         os.close(file)
+    # Those of before know whether their files, and not the pipes, can be sought in.
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def _work(words: list[str], env: dict[str, str], folder: str) -> None:
