@@ -22,6 +22,9 @@ from penstock import measure
 from penstock.config import EngineConfig
 from penstock.engine import Completion
 from penstock.errors import CapacityError, ConfigError
+from penstock.kernel_tuning import KernelTuning
+from penstock.kernels import tuning
+from penstock.kernels.cpu import NativeKernels
 from penstock.kv_disk.fingerprint import arithmetic
 from penstock.loader import planning
 from penstock.memory import rates
@@ -101,6 +104,33 @@ def test_answers_are_those_of_the_cpu(name: str, tmp_path: Path) -> None:
             assert has_combined == (capability == (7, 5)), "tensor cores are for 7.5"
     assert_same_answers(found[0], expected)
     assert found == [found[0]] * len(combinations)
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("OPT", {"word_embed_proj_dim": 32}), ("Gemma 3n", {})])
+def test_what_is_embedded_changes_no_thread_and_no_parameter(
+    name: str, sizes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of embed() are the processor's, as the config has it from the start: other models of the
+    process compute meanwhile."""
+    build(name, tmp_path, **sizes)
+    told = list[object]()
+    set_num_threads, apply = NativeKernels.set_num_threads, tuning.apply
+    monkeypatch.setattr(
+        NativeKernels, "set_num_threads", lambda kernels, n: (told.append(n), set_num_threads(kernels, n))[1]
+    )
+    monkeypatch.setattr(tuning, "apply", lambda values: (told.append(values), apply(values))[1])
+    own = KernelTuning(prefetch_bytes=1024)
+    expected = engines.answer(engines.load(tmp_path, "cpu", kernel_tuning=own))
+    with engines.card_with_kernels() as card:
+        told.clear()
+        engine = engines.load(tmp_path, kernel_tuning=own)
+        assert set(told) <= {1, own}
+        told.clear()
+        found = engines.answer(engine)
+        assert not told
+        assert_same_answers(found, expected)
+        del engine
+        check_nothing_is_left(card)
 
 
 def test_int8_keys_and_values(model: Path, card: PretendedCard) -> None:

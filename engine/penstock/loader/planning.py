@@ -32,6 +32,7 @@ from penstock.model.pooling.pooling_config import pooling_config
 from penstock.model.registry import OpenModel
 from penstock.model.shapes import footprint
 from penstock.spec import KVLayout, ModelSpec, UnitKey
+from penstock.weights.split.sharing import host_kernels
 from penstock.weights.tensors import ModelTensors, UnitLayout, beside_shared
 
 #: Bytes of activations, by all that they depend on: a model that comes back does not compute its largest step
@@ -141,7 +142,8 @@ def _measure_activations(
         without = ZeroProducts(without)
     try:
         with room_for(f"the largest step, of {batch.num_tokens} tokens", lane):
-            family = opened.family(opened.spec, without, num_positions, lane.torch_device)
+            beside = host_kernels(config) if lane.torch_device.type == "cuda" else None
+            family = opened.family(opened.spec, without, num_positions, lane.torch_device, beside)
             _measured[key] = measure_activations(family, opened.store.tensors, config, kv_layout, batch)
             return _measured[key]
     finally:

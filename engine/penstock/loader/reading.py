@@ -177,7 +177,8 @@ def _begin_reading(
     )
     undo.callback(streamer.close)
     with room_for("the tables of its positions", lane):
-        family = opened.family(spec, sharing.kernels, config.max_model_len, lane.torch_device)
+        beside = host_kernels(config) if lane.torch_device.type == "cuda" else None
+        family = opened.family(spec, sharing.kernels, config.max_model_len, lane.torch_device, beside)
     assert spec.biases_scores or not any(each.has_biases for each in family.attentions)
     depth = hardware.disk.depth if hardware.disk else DEFAULT_DEPTH
     kv_cache = planned_cache(spec, plan, config.spill_folder, kv_layout, lane, depth)

@@ -7,16 +7,13 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from penstock.config import EngineConfig
 from penstock.errors import InvalidConfig
-from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, choose_kernels
-from penstock.memory.hardware import num_physical_cores
+from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
 from penstock.model.architecture import Architecture
 from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.model.rope import RopeTable
@@ -43,11 +40,18 @@ class Family(Architecture):
     pooling: ClassVar[PoolingSpec | None] = None
 
     def __init__(
-        self, spec: ModelSpec, kernels: Kernels, max_model_len: int, device: torch.device | None = None
+        self,
+        spec: ModelSpec,
+        kernels: Kernels,
+        max_model_len: int,
+        device: torch.device | None = None,
+        host_kernels: Kernels | None = None,
     ) -> None:
-        """Layers and head are computed on `device` (None: the host); embed() always runs on the host."""
+        """Layers and head are computed on `device` (None: the host); embed() always runs on the host, and
+        computes with `host_kernels` where `kernels` are a card's."""
         self.spec = spec
         self.kernels = kernels
+        self.host_kernels = host_kernels or kernels
         self.device = device or torch.device("cpu")
         stacks = self.stacks(spec)
         #: The stacks that a step sweeps, in this order.
@@ -70,6 +74,8 @@ class Family(Architecture):
     def with_kernels(self, kernels: Kernels) -> Family:
         """The same family, which computes with other kernels."""
         twin = copy.copy(self)
+        if twin.host_kernels is twin.kernels:
+            twin.host_kernels = kernels
         twin.kernels = kernels
         return twin
 
@@ -105,15 +111,6 @@ class Family(Architecture):
 
     def share(self, embedding: LayerWeights) -> None:
         """Take what all layers share from the embedding's unit. Whoever sweeps calls this once before."""
-
-    @cached_property
-    def host_kernels(self) -> Kernels:
-        """Kernels for products of embed(), which runs on the host, while `kernels` may be a GPU's."""
-        return (
-            self.kernels
-            if self.device.type == "cpu"
-            else choose_kernels(EngineConfig(), num_physical_cores())
-        )
 
     def project(self, weights: LayerWeights, name: str, x: Tensor) -> Tensor:
         """x float32 [num_tokens, in_features] times the matrix `name`, plus the bias if there is one ->

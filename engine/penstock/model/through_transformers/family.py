@@ -76,9 +76,14 @@ class ThroughTransformers(Family):
         return tuple(each for each in _own(spec).head if not (spec.is_tied and each.name == "head"))
 
     def __init__(
-        self, spec: ModelSpec, kernels: Kernels, max_model_len: int, device: torch.device | None = None
+        self,
+        spec: ModelSpec,
+        kernels: Kernels,
+        max_model_len: int,
+        device: torch.device | None = None,
+        host_kernels: Kernels | None = None,
     ) -> None:
-        super().__init__(spec, kernels, max_model_len, device)
+        super().__init__(spec, kernels, max_model_len, device, host_kernels)
         self.desk = Desk(kernels, self.project, spec.head_dim, spec.num_kv_heads)
         self.skeleton = build(auto_config(self.spec.config), self.desk)
         self.skeleton.outline.num_returned = self.spec.num_returned

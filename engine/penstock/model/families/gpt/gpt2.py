@@ -37,9 +37,14 @@ class GPT2(GPT):
     spec: GPT2Spec
 
     def __init__(
-        self, spec: GPT2Spec, kernels: Kernels, max_model_len: int, device: torch.device | None = None
+        self,
+        spec: GPT2Spec,
+        kernels: Kernels,
+        max_model_len: int,
+        device: torch.device | None = None,
+        host_kernels: Kernels | None = None,
     ) -> None:
-        super().__init__(spec, kernels, max_model_len, device)
+        super().__init__(spec, kernels, max_model_len, device, host_kernels)
         if spec.has_layer_scales:
             self.attentions = [
                 replace(each, scale=each.scale / (index + 1)) for index, each in enumerate(self.attentions)
