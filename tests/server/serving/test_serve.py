@@ -130,7 +130,8 @@ async def ask(port: int, path: str, body: dict[str, Any] | None = None) -> str:
     """A whole answer, headers and all; POST if there is a body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     content = json.dumps(body).encode() if body else b""
-    head = f"{'POST' if body else 'GET'} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head = f"{'POST' if body else 'GET'} {path} HTTP/1.1\r\nHost: localhost\r\n"
+    head += "Content-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(content)}\r\nConnection: close\r\n\r\n".encode() + content)
     answer = await reader.read()
     writer.close()
