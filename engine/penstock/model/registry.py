@@ -266,7 +266,8 @@ def _tell_how_it_is_read(store: WeightStore) -> None:
     checkpoint = store.checkpoint
     if note := activation_note(checkpoint.config):
         logger.info("%s was %s", checkpoint.folder, note)
-    if checkpoint.requantized and (error := sample_error(store)):
+    error = sample_error(store) if checkpoint.requantized else None
+    if error is not None and f"{error.relative:.2g}" != "0":  # that nothing is lost is no news
         logger.info(
             "%s has %s: quantized again, which loses %.2g of %s; `penstock report` tells of each tensor",
             checkpoint.folder, checkpoint.requantized, error.relative, error.name,

@@ -10,7 +10,7 @@ from penstock_server.commands.bench_drafts import DraftsMeasurement, drafts_line
 from penstock_server.facade.figures import duration, rate
 from penstock_server.facade.inside import hardware_body
 from penstock_server.facade.machine import hardware_lines
-from penstock_server.facade.plan_table import served_plan_lines
+from penstock_server.facade.plan_table import guess_lines, served_plan_lines
 from penstock_server.protocol.engine_bodies import ServedPlanBody
 
 
@@ -68,6 +68,7 @@ class BenchReport:
         chosen = [f"experts are chosen by this popularity: {self.routing}"] if self.routing else []
         return [
             *served_plan_lines(self.plan),
+            *guess_lines(self.plan),
             "",
             *hardware_lines(self.hardware),
             "",

@@ -49,12 +49,15 @@ def plan_table(plan: PlanBody) -> list[str]:
 
 
 def served_plan_lines(plan: ServedPlanBody) -> list[str]:
-    """The plan of an engine, its draft model, what guesses should bring to a single sequence, and all
-    machines where several compute the layers."""
-    alone = tuple(each for each in plan.drafting if each.num_seqs == 1)
+    """The plan of an engine, its draft model, and all machines where several compute the layers."""
     num_bytes, on_device = plan.draft_model_bytes, plan.draft_model_device_bytes
     draft = [draft_model_line(num_bytes, on_device)] if num_bytes or on_device else []
-    return [*plan_table(plan), *draft, *drafting_table(alone), *map(node_line, plan.nodes)]
+    return [*plan_table(plan), *draft, *map(node_line, plan.nodes)]
+
+
+def guess_lines(plan: ServedPlanBody) -> list[str]:
+    """What guesses should bring to a single sequence."""
+    return drafting_table(tuple(each for each in plan.drafting if each.num_seqs == 1))
 
 
 def node_line(node: NodeBody) -> str:

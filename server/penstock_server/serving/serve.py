@@ -31,7 +31,7 @@ from penstock.errors import ConfigError, EngineDead, EngineStopped
 from penstock_server.api.app import create_app
 from penstock_server.facade.loading import spare_the_collector
 from penstock_server.facade.model import ServedModel
-from penstock_server.facade.plan_table import served_plan_lines
+from penstock_server.facade.plan_table import guess_lines, served_plan_lines
 from penstock_server.middleware.draining import Drain
 from penstock_server.models.model_pool import served_models
 from penstock_server.models.pooled_model import engine_of
@@ -138,6 +138,8 @@ class _Server(uvicorn.Server):
         loaded = engine_of(first).loaded
         for line in served_plan_lines(loaded.plan()):
             logger.info("%s", line)
+        for line in guess_lines(loaded.plan()):
+            logger.debug("%s", line)
         ready = [first.name, *(model.name for model in others if model.is_ready)]
         later = [model.name for model in others if not model.is_ready]
         _tell(greeting(self._settings, loaded.model, self._url, ready, later))

@@ -44,9 +44,9 @@ class Budgets:
         least, budget = fixed + layers, self.computing
         name: MemoryName = "device" if self.lane.has_own_memory else "host"
         return CapacityError(
-            f"this model needs at least {least} bytes ({gib(least)}) of {name} memory as it is set up, and "
-            f"the budget is {budget} ({gib(budget)}): {gib(fixed)} for embedding, head, activations, keys "
-            "and values, recurrent states and adapters, the rest for layers and staging. Raise "
+            f"this model needs at least {gib(least)} ({least} bytes) of {name} memory as it is set up, and "
+            f"the budget is {gib(budget)} ({budget} bytes): {gib(fixed)} for embedding, head, activations, "
+            "keys and values, recurrent states and adapters, the rest for layers and staging. Raise "
             f"--{name}-memory, or lower --kv-tokens, {self._spill}--max-num-batched-tokens or --max-num-seqs",
             name,
         )
@@ -56,14 +56,14 @@ class Budgets:
         least = beside + staging
         if self.host >= least:
             return CapacityError(
-                f"streaming to the GPU needs at least {staging} bytes ({gib(staging)}) of pinned memory, and "
-                f"the system lets this process pin {self.lane.pinnable_bytes}; raise its limit"
+                f"streaming to the GPU needs at least {gib(staging)} ({staging} bytes) of pinned memory, and "
+                f"the system lets this process pin {gib(self.lane.pinnable_bytes)}; raise its limit"
             )
         return CapacityError(
-            f"this model needs at least {least} bytes ({gib(least)}) of host memory as it is set up, for the "
+            f"this model needs at least {gib(least)} ({least} bytes) of host memory as it is set up, for the "
             "embedding, staging, and keys and values that have left the GPU (--kv-host-memory) or have no "
             "room there (--kv-spill-memory), and the "
-            f"budget is {self.host} ({gib(self.host)}). Raise --host-memory",
+            f"budget is {gib(self.host)} ({self.host} bytes). Raise --host-memory",
             "host",
         )
 

@@ -36,8 +36,8 @@ class StateSlots:
         room = int(STATE_SHARE * budget) if given is None else given
         if given is not None and given < size:
             raise CapacityError(
-                f"the recurrent state of one sequence takes {size} bytes ({gib(size)}), and states may take "
-                f"{given}; raise --state-memory"
+                f"the recurrent state of one sequence takes {gib(size)} ({size} bytes), and states may take "
+                f"{gib(given)}; raise --state-memory"
             )
         most = config.max_num_seqs
         num_slots = min(most * (2 if config.enable_prefix_caching else 1), max(1, room // size))
