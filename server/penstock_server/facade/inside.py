@@ -135,7 +135,7 @@ def _drafting(engine: Engine) -> tuple[DraftingBody, ...]:
     if engine.spec.state_bytes:
         return ()  # a state has no way back to the last guess that was right
     models = [each.assumed for each in engine.guessers]
-    most = num_together(engine.plan, engine.model.max_model_len, engine.config)
+    most = num_together(engine.plan, engine.max_model_len, engine.config)
     return expected_drafts(engine.meter.known_s, engine.config, most, models)
 
 
