@@ -288,6 +288,6 @@ def test_what_the_plan_command_prints() -> None:
     told = as_data(MEMORY_PLAN, predictions(MEMORY_PLAN, SIZE, MACHINE, CONFIG), MACHINE)
     assert [*told] == ["plan", "steps", "hardware"]
     assert [*keys(told["plan"])] == PLAN and [*keys(told["hardware"])] == HARDWARE
-    names = [f"decode, {n} sequence{'s' if n > 1 else ''}" for n in (1, 8, 32)]
+    names = [f"decode, {n} sequence{'s' if n > 1 else ''}" for n in (1, 2)]  # more don't fit
     assert [*told["steps"]] == [*names, "prompt of 512"]
     assert all([*keys(step)] == STEP for step in told["steps"].values())
