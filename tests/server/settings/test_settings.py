@@ -95,6 +95,7 @@ def test_engine_config_has_each_setting_of_the_engine() -> None:
         score_tokens=("no", "yes"),
         lora=("poet=/adapters/poet",),
         lora_memory=1,
+        guess_tokenizer=True,
         request_memory=1,
         mtp="off",
         share_products="off",
