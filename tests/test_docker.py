@@ -151,10 +151,10 @@ def test_a_torch_for_something_else_ends_the_build(variant: str, cuda: str | Non
 
 def test_pip_finds_the_torch_of_a_variant_without_being_told() -> None:
     index_arguments = script("torch_variant").index_arguments
-    readme = (ROOT / "README.md").read_text()
+    guides = (ROOT / "docs" / "start.md").read_text() + (DOCKER / "GTX1060.md").read_text()
     for variant in ("cpu", "cu126"):
         [option, url] = index_arguments(variant, "").split()
-        assert option == "--index-url" and url.endswith(f"/{variant}") and url in readme
+        assert option == "--index-url" and url.endswith(f"/{variant}") and url in guides
     assert index_arguments("cu130", "") == index_arguments("cpu", "pip") == ""
     assert index_arguments("cpu", "https://mirror/x") == "--index-url https://mirror/x"
     with pytest.raises(SystemExit, match="cu128"):

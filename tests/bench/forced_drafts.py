@@ -10,8 +10,9 @@ The last command has TARGET in planes, too. --answer FILE keeps the answer for l
 not compute all of it without guesses. TARGET and DRAFT are folders (`penstock bench --shape NAME` makes
 such). The rates are such that the best tree of 32 guesses gives 4.88 tokens in a pass, as OPT-Tree's authors
 measured with a model of 1.1 billion parameters for one of 7 billion (Wang et al. 2024, arXiv 2406.17276,
-table 1, temperature 0). Upper planes are right in 92% of cases, as engine/MEASURED.md has it for the model
-that is less sure. With two levels, the draft model is right about the planes as often as about the model.
+table 1, temperature 0). Upper planes are right in 92% of cases, as docs/measured/speculation.md has it for
+the model that is less sure. With two levels, the draft model is right about the planes as often as about
+the model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What README.md tells a newcomer to type works: examples run against a real server, commands parse."""
+"""What README.md and docs/ tell a newcomer to type works: examples run on a real server, commands parse."""
 
 from __future__ import annotations
 
@@ -26,12 +26,20 @@ def blocks(language: str, *files: str) -> list[str]:
     return [block for text in texts for block in re.findall(pattern, text, re.MULTILINE | re.DOTALL)]
 
 
-PYTHON = blocks("python", "README.md")
+PYTHON = blocks("python", "README.md", "docs/start.md")
 #: The files whose commands parse.
-GUIDES = ("README.md", "server/README.md", "engine/README.md", "engine/MEASURED.md", "docker/GTX1060.md")
+GUIDES = [
+    "README.md",
+    "docker/GTX1060.md",
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
+]
 SHELL = "\n".join(blocks("sh", *GUIDES))
-COMMANDS = re.findall(
-    r"^(?:\.venv/bin/)?penstock ([^$\n]*?)(?:\s+#.*)?$", SHELL.replace("\\\n", " "), re.MULTILINE
+COMMANDS = sorted(
+    set(
+        re.findall(
+            r"^(?:\.venv/bin/)?penstock ([^$\n]*?)(?:\s+#.*)?$", SHELL.replace("\\\n", " "), re.MULTILINE
+        )
+    )
 )
 
 
@@ -63,4 +71,4 @@ def test_commands_are_understood(command: str) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(PYTHON) >= 2 and len(COMMANDS) >= 12
+    assert len(PYTHON) >= 4 and len(COMMANDS) >= 60

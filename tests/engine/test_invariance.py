@@ -2,7 +2,7 @@
 whatever its company, the chunks of its prompt, the moment it came, preemptions, streaming, threads and trees
 of guesses, and whoever computed the beginning of its prompt.
 
-engine/README.md says what it rests on.
+docs/internals/overview.md says what it rests on.
 """
 
 from __future__ import annotations

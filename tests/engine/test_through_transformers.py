@@ -268,7 +268,7 @@ def test_code_of_a_checkpoint_is_never_run() -> None:
         read_spec(config)
 
 
-TABLE = Path(__file__).parents[2] / "server" / "ARCHITECTURES.md"
+TABLE = Path(__file__).parents[2] / "docs" / "reference" / "architectures.md"
 
 
 def test_the_table_of_architectures() -> None:

@@ -1,6 +1,6 @@
-"""The flags of `penstock serve` as Markdown, for server/README.md.
+"""The flags of `penstock serve` as Markdown, for docs/reference/flags.md.
 
-    python -m penstock_server.settings.flag_reference server/README.md
+    python -m penstock_server.settings.flag_reference docs/reference/flags.md
 
 writes them between the two marks in that file.
 """
@@ -18,7 +18,7 @@ from penstock_server.settings.settings import Settings
 from penstock_server.settings.sources import flag_help
 from penstock_server.settings.values import parse_bool
 
-BEGIN = "<!-- flags: begin (python -m penstock_server.settings.flag_reference server/README.md) -->"
+BEGIN = "<!-- flags: begin (python -m penstock_server.settings.flag_reference docs/reference/flags.md) -->"
 END = "<!-- flags: end -->"
 
 
@@ -28,7 +28,7 @@ def flag_tables() -> str:
 
 
 def _table(group: str) -> Iterator[str]:
-    yield f"### {GROUPS[group].heading.capitalize()}"
+    yield f"## {GROUPS[group].heading.capitalize()}"
     yield ""
     yield "| Flag | What it is |"
     yield "|---|---|"
@@ -50,9 +50,9 @@ def _flag(field: dataclasses.Field[Any]) -> str:
     return f"{name} {value}"
 
 
-def with_flags(readme: str) -> str:
+def with_flags(page: str) -> str:
     """The text with new tables between the marks."""
-    before, _, rest = readme.partition(BEGIN)
+    before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{flag_tables()}\n{END}{after}"
 

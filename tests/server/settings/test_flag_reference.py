@@ -1,4 +1,4 @@
-"""server/README.md lists the flags as they are."""
+"""docs/reference/flags.md lists the flags as they are."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from pathlib import Path
 
 from penstock_server.settings.flag_reference import flag_tables, with_flags
 
-README = Path(__file__).parents[3] / "server" / "README.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "flags.md"
 
 
-def test_the_readme_is_up_to_date() -> None:
-    text = README.read_text()
+def test_the_page_is_up_to_date() -> None:
+    text = PAGE.read_text()
     assert text == with_flags(text), (
-        "run: PYTHONPATH=engine:server python -m penstock_server.settings.flag_reference server/README.md"
+        "run: PYTHONPATH=engine:server python -m penstock_server.settings.flag_reference "
+        "docs/reference/flags.md"
     )
 
 

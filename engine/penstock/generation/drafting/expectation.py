@@ -38,7 +38,8 @@ _HEAD_RATE = 0.75
 #: tokens a step. With MT-Bench at temperature 0, 5.63 were measured for Llama 3.3 70B, and 6.13 for Llama
 #: 3.1 8B (arXiv 2503.01840, table 1).
 _EAGLE3_RATE = 0.78
-#: How often the first guess of a model's upper planes is right: engine/MEASURED.md, "Upper planes as drafts".
+#: How often the first guess of a model's upper planes is right: docs/measured/speculation.md, "Upper planes
+#: as drafts".
 PLANES_RATE = 0.92
 #: Most levels of a draft model's trees.
 MAX_LEVELS = 16
