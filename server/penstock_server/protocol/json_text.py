@@ -50,8 +50,8 @@ def read_body(data: bytes | bytearray) -> Any:
     if data.startswith(_BOM):
         data = data[len(_BOM) :]
     try:
-        # Most other servers take Infinity and NaN. They are no JSON, and an answer could not repeat them.
-        return from_json(data, allow_inf_nan=False, cache_strings="keys")
+        # Infinity and NaN are read as well, so that an error can name the field that has them.
+        return from_json(data, cache_strings="keys")
     except ValueError as error:
         reason = str(error)
     if "hex escape" in reason and len(data) <= _MAX_SEARCHED_BYTES:
