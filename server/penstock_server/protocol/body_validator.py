@@ -19,6 +19,9 @@ Body = TypeVar("Body", bound=BaseModel)
 MAX_MEMBERS = 1024
 #: The most unknown members of an object that has fields. Each of them is an error of its own.
 MAX_UNKNOWN = 32
+#: The most characters of the name that says which of several kinds an object is (`type`). pydantic puts an
+#: unknown name into its message several times.
+MAX_TAG_CHARS = 256
 #: Keys of a schema of pydantic's that hold no schemas.
 _NO_SCHEMAS = frozenset({"cls", "config", "metadata", "function", "serialization", "default", "expected"})
 
@@ -59,6 +62,8 @@ def _bounded(schema: Any) -> Any:
             return _checked_first(found, _at_most(found.get("max_length", MAX_MEMBERS)))
         case {"type": "model-fields", "fields": dict() as fields}:
             return _checked_first(found, _at_most(len(fields) + MAX_UNKNOWN))
+        case {"type": "tagged-union", "discriminator": str() as name}:
+            return _checked_first(found, _with_short_tag(name))
     return found
 
 
@@ -73,6 +78,17 @@ def _at_most(most: int) -> Callable[[Any], Any]:
         if isinstance(value, dict) and len(value) > most:
             message = f"has {len(value)} members; at most {most} are taken"
             raise PydanticCustomError("too_long", "{message}", {"message": message})
+        return value
+
+    return check
+
+
+def _with_short_tag(name: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        tag = value.get(name) if isinstance(value, dict) else None
+        if isinstance(tag, str) and len(tag) > MAX_TAG_CHARS:
+            message = f"has a {name!r} of {len(tag)} characters, which is none of those that it may have"
+            raise PydanticCustomError("union_tag_invalid", "{message}", {"message": message})
         return value
 
     return check

@@ -49,6 +49,21 @@ def test_a_list_ends_with_its_first_wrong_item(
         assert found == [expected]
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "place"),
+    [
+        (CompletionRequest, {"prompt": "x", "response_format": {"type": "n" * 300_000}}, "response_format"),
+        (ResponsesRequest, {"input": "x", "text": {"format": {"type": "n" * 300_000}}}, "text.format"),
+    ],
+)
+def test_the_name_of_a_kind_is_not_told_at_any_length(kind: type[BaseModel], body: Any, place: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        BodyValidator(kind).validate(body)
+    (error,) = refused.value.errors()
+    assert (error["type"], ".".join(map(str, error["loc"]))) == ("union_tag_invalid", place)
+    assert "'type'" in error["msg"] and "300000 characters" in error["msg"] and len(error["msg"]) < 200
+
+
 def test_objects_with_far_too_many_members() -> None:
     many = {f"a{number}": "x" for number in range(5000)}
     assert mistakes(CompletionRequest, {"prompt": "x"} | many) == [("too_long", "")]
