@@ -185,7 +185,7 @@ async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, str, Any]:
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": [(b"content-type", b"application/json"), (b"host", b"batch")],
+        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
         "client": ("batch", 0),
         "server": ("batch", 0),
     }
