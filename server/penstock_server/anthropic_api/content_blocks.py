@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from penstock_server.protocol.conversation import Call, Role, Turn
-from penstock_server.protocol.messages import MAX_PARTS
+from penstock_server.protocol.other_parts import HOW_TO_GO_ON, MAX_PARTS, always_noted, leniency_of, with_text
 from penstock_server.protocol.tools import MAX_DEPTH, is_too_deep
 from penstock_server.protocol.wire import Text, Wire, kind_of_text
 
@@ -77,7 +77,10 @@ class ToolUseBlock(Block):
 
 
 def _refuse_block(kind: object) -> None:
-    message = f"{kind!r} blocks are not supported by this server, which takes text, calls and their results"
+    message = (
+        f"{kind!r} blocks are not supported by this server, which takes text, calls and their results"
+        f"{HOW_TO_GO_ON}"
+    )
     raise PydanticCustomError("unsupported_content", "{message}", {"message": message})
 
 
@@ -113,12 +116,20 @@ class ToolResultBlock(Block):
     content: Texts | None = None
     is_error: bool | None = Field(None, description="true: the model sees 'Error: ' in front of the content.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_blocks(cls, body: Any, info: ValidationInfo) -> Any:
+        if not isinstance(body, dict) or not isinstance(content := body.get("content"), list):
+            return body
+        return body | {"content": with_text(content, ("text",), "text", always_noted(leniency_of(info)))}
+
     @property
     def turn(self) -> Turn:
         text = text_of(self.content or "")
         return Turn("tool", f"Error: {text}" if self.is_error else text, call_id=self.tool_use_id)
 
 
+_BLOCK_TYPES = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 AnyBlock = Annotated[
     Annotated[TextBlock, Tag("text")]
     | Annotated[ThinkingBlock, Tag("thinking")]
@@ -126,7 +137,7 @@ AnyBlock = Annotated[
     | Annotated[ToolUseBlock, Tag("tool_use")]
     | Annotated[ToolResultBlock, Tag("tool_result")]
     | Annotated[UnknownBlock, Tag("unknown")],
-    _kind_among("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+    _kind_among(*_BLOCK_TYPES),
 ]
 
 
@@ -136,6 +147,13 @@ class InputMessage(Wire):
         Annotated[Text, Tag("string")] | Annotated[list[AnyBlock], Field(max_length=MAX_PARTS), Tag("list")],
         Discriminator(kind_of_text),
     ]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_blocks(cls, body: Any, info: ValidationInfo) -> Any:
+        if not isinstance(body, dict) or not isinstance(content := body.get("content"), list):
+            return body
+        return body | {"content": with_text(content, _BLOCK_TYPES, "text", leniency_of(info))}
 
     @property
     def turns(self) -> list[Turn]:

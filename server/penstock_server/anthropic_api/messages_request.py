@@ -30,7 +30,7 @@ from penstock_server.protocol.conversation import (
     wrong_call,
 )
 from penstock_server.protocol.generation_fields import MAX_STOP_STRINGS, CacheSalt, Priority, RequestId
-from penstock_server.protocol.messages import MAX_PARTS
+from penstock_server.protocol.other_parts import MAX_PARTS
 from penstock_server.protocol.output_formats import JsonSchemaFormat, NamedSchema
 from penstock_server.protocol.requests import MAX_MESSAGES, ChatCompletionRequest
 from penstock_server.protocol.tools import MAX_TOOLS, Function, FunctionName, check_schema

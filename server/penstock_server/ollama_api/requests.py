@@ -23,6 +23,7 @@ from pydantic import (
     Field,
     PlainValidator,
     Tag,
+    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
@@ -37,7 +38,8 @@ from penstock_server.protocol.conversation import (
     template_kwargs,
     tool_offer,
 )
-from penstock_server.protocol.messages import MAX_PARTS, MessageContent, text_of
+from penstock_server.protocol.messages import MessageContent, text_of
+from penstock_server.protocol.other_parts import MAX_PARTS, always_noted, leniency_of, note
 from penstock_server.protocol.output_formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from penstock_server.protocol.requests import MAX_MESSAGES, ChatCompletionRequest, CompletionRequest
 from penstock_server.protocol.tools import MAX_DEPTH, MAX_TOOLS, FunctionType, Tool, is_too_deep
@@ -48,9 +50,29 @@ NO_OPTIONS = Options.model_validate({})
 _ANY_OBJECT = JsonObjectFormat.model_validate({"type": "json_object"})
 
 
+def _with_notes(body: Any, text: str, info: ValidationInfo) -> Any:
+    """A body whose images are notes behind its `text`, if notes may stand for them."""
+    images = body.get("images") if isinstance(body, dict) else None
+    leniency = leniency_of(info)
+    leniency = always_noted(leniency) if images and _role(body.get("role")) == "tool" else leniency
+    if not isinstance(images, list) or not images or not leniency.is_lenient:
+        return body
+    leniency.left_out["image"] += len(images)
+    notes = [note("image")] * len(images)
+    said = body.get(text) or ""
+    if isinstance(said, list):
+        said = [*said, *({"type": "text", "text": each} for each in notes)]
+    elif isinstance(said, str):
+        said = "\n".join(filter(None, [said, *notes]))
+    return body | {"images": None, text: said}
+
+
 def _refuse_images(value: object) -> None:
     if value:
-        message = "images are not supported by this server, whose models read text"
+        message = (
+            "images are not supported by this server, whose models read text: leave them out, or start the "
+            "server with --lenient, which puts a note in their place"
+        )
         raise PydanticCustomError("unsupported_content", "{message}", {"message": message})
 
 
@@ -93,6 +115,11 @@ class OllamaMessage(Wire):
     tool_call_id: Text | None = None
     name: Text | None = None
     images: Images = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_images(cls, body: Any, info: ValidationInfo) -> Any:
+        return _with_notes(body, "content", info)
 
     @model_validator(mode="after")
     def _check_calls(self) -> OllamaMessage:
@@ -232,6 +259,11 @@ class GenerateRequest(GeneratingRequest):
 
     # accepted without effect
     truncate: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_images(cls, body: Any, info: ValidationInfo) -> Any:
+        return _with_notes(body, "prompt", info)
 
     @model_validator(mode="after")
     def _check_system(self) -> GenerateRequest:

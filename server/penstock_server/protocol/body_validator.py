@@ -12,6 +12,8 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError, SchemaValidator
 
+from penstock_server.protocol.other_parts import Leniency
+
 Body = TypeVar("Body", bound=BaseModel)
 
 #: The most members of an object that names things, such as `metadata`, where the field has no limit of its
@@ -33,17 +35,22 @@ class BodyValidator(Generic[Body]):
         # Prebuilt validators are those that pydantic made of the classes, without these limits.
         self._validator = SchemaValidator(_bounded(kind.__pydantic_core_schema__), _use_prebuilt=False)
 
-    def validate(self, value: object, is_lenient: bool = False) -> tuple[Body, list[str]]:
-        """The body, and the places of its unknown fields. is_lenient: unknown fields are left out. Otherwise
-        they are errors, as all others are. Raises ValidationError."""
+    def validate(
+        self, value: object, is_lenient: bool = False, takes_notes: bool = False
+    ) -> tuple[Body, list[str]]:
+        """The body, and the places of its unknown fields and the names of parts that notes stand for.
+        is_lenient: unknown fields are left out. Otherwise they are errors, as all others are. takes_notes:
+        notes stand for parts that are no text, see Leniency. Raises ValidationError."""
+        leniency = Leniency(takes_notes)
         try:
-            return self._validator.validate_python(value), []
+            return self._validator.validate_python(value, context=leniency), leniency.places
         except ValidationError as error:
             kinds = {each["type"] for each in error.errors(include_url=False, include_input=False)}
             if not is_lenient or "extra_forbidden" not in kinds:
                 raise
-        body: Body = self._validator.validate_python(value, extra="allow")
-        return body, sorted(_take_unknown(body, ""))
+        leniency = Leniency(takes_notes)
+        body: Body = self._validator.validate_python(value, extra="allow", context=leniency)
+        return body, [*sorted(_take_unknown(body, "")), *leniency.places]
 
 
 def _bounded(schema: Any) -> Any:

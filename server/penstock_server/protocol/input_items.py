@@ -9,11 +9,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from penstock_server.protocol.conversation import Call, Role, Turn
-from penstock_server.protocol.messages import MAX_PARTS, TextOrRefusal
+from penstock_server.protocol.messages import TextOrRefusal
+from penstock_server.protocol.other_parts import HOW_TO_GO_ON, MAX_PARTS, always_noted, leniency_of, with_text
 from penstock_server.protocol.requests import MAX_MESSAGES
 from penstock_server.protocol.wire import Text, Wire, kind_of_text
 
@@ -50,6 +60,7 @@ def _known(kind: str, *names: str) -> BeforeValidator:
     def check(value: object) -> object:
         if isinstance(value, str) and value not in names:
             message = f"{value!r} {kind} are not supported by this server, which takes {', '.join(names)}"
+            message += HOW_TO_GO_ON if kind == "parts" else ""
             raise PydanticCustomError("unsupported_content", "{message}", {"message": message})
         return value
 
@@ -96,6 +107,9 @@ Content = Annotated[
 ]
 
 
+_PART_TYPES = ("input_text", "output_text", "refusal")
+
+
 class InputMessage(Item):
     """One turn."""
 
@@ -105,6 +119,13 @@ class InputMessage(Item):
 
     # accepted without effect
     phase: Literal["commentary", "final_answer"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_parts(cls, body: Any, info: ValidationInfo) -> Any:
+        if not isinstance(body, dict) or not isinstance(content := body.get("content"), list):
+            return body
+        return body | {"content": with_text(content, _PART_TYPES, "input_text", leniency_of(info))}
 
 
 class FunctionCall(Item):
@@ -158,6 +179,14 @@ class FunctionCallOutput(Item):
 
     # accepted without effect
     name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_parts(cls, body: Any, info: ValidationInfo) -> Any:
+        if not isinstance(body, dict) or not isinstance(output := body.get("output"), list):
+            return body
+        leniency = always_noted(leniency_of(info))
+        return body | {"output": with_text(output, _PART_TYPES, "input_text", leniency)}
 
 
 class OtherItem(BaseModel):

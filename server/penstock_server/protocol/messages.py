@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from penstock_server.protocol.conversation import Call, Turn
+from penstock_server.protocol.other_parts import (
+    HOW_TO_GO_ON,
+    MAX_PARTS,
+    always_noted,
+    leniency_of,
+    note,
+    with_text,
+)
 from penstock_server.protocol.tools import Deprecated, ToolCall
 from penstock_server.protocol.wire import Count, Text, Unsupported, Wire, kind_of_text
-
-#: The most parts, and the most calls, of one message.
-MAX_PARTS = 1024
 
 
 def _check_part_type(value: object) -> object:
     if isinstance(value, str) and value not in ("text", "refusal"):
-        message = f"{value!r} parts are not supported by this server, which takes text"
+        message = f"{value!r} parts are not supported by this server, which takes text{HOW_TO_GO_ON}"
         raise PydanticCustomError("unsupported_content", "{message}", {"message": message})
     return value
 
@@ -116,6 +121,20 @@ class Message(Wire):
     cache_control: dict[str, Any] | None = None
     reasoning_details: list[Any] | None = None
     parsed: Any = Field(None, description="Without effect; the openai package adds it.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_parts(cls, body: Any, info: ValidationInfo) -> Any:
+        if not isinstance(body, dict):
+            return body
+        leniency = leniency_of(info)
+        if body.get("audio") and leniency.is_lenient:  # a spoken answer, which has an id alone
+            leniency.left_out["audio"] += 1
+            body = body | {"audio": None, "content": body.get("content") or note("audio")}
+        if not isinstance(content := body.get("content"), list):
+            return body
+        leniency = always_noted(leniency) if body.get("role") == "tool" else leniency
+        return body | {"content": with_text(content, ("text", "refusal"), "text", leniency)}
 
     @model_validator(mode="after")
     def _check_content(self) -> Message:

@@ -35,8 +35,8 @@ class BodyReader:
     """Makes the bodies of an application's requests of JSON."""
 
     def __init__(self, max_body_bytes: int, is_lenient: bool, always_lenient: str) -> None:
-        """is_lenient: unknown fields are left out, and noted. They always are on paths that begin with
-        `always_lenient`."""
+        """is_lenient: unknown fields are left out, and notes stand for parts that are no text; both are noted
+        in the header. Unknown fields always are on paths that begin with `always_lenient`."""
         self._most_bytes = _MEMORY_FACTOR * max_body_bytes
         self._is_lenient = is_lenient
         self._always_lenient = always_lenient
@@ -78,7 +78,7 @@ class BodyReader:
         value = read_body(data)
         data.clear()  # the bytes are needed no more, and are as large as the values
         try:
-            return _validator(kind).validate(value, is_lenient)
+            return _validator(kind).validate(value, is_lenient, self._is_lenient)
         except ValidationError as error:
             errors = error.errors(include_url=False, include_input=False)
             located = [each | {"loc": ("body", *each["loc"])} for each in errors]

@@ -549,8 +549,9 @@ class Settings(NodesSettings):
     )
     lenient: bool = setting(
         "server",
-        "ignore unknown fields of requests, with a line in the log and a header (X-Penstock-Ignored) that "
-        "name them, instead of refusing the request",
+        "take requests that would be refused: leave unknown fields out, put notes in the place of images, "
+        "sounds and files, and end answers where the context ends; a line in the log and a header "
+        "(X-Penstock-Ignored) say so",
         False,
         commands=("serve", "batch"),
         parse=parse_bool,
