@@ -16,7 +16,7 @@ KernelChoice = Literal["auto", "native", "torch", "reference"]
 #: Up to 128 inputs, a group's exact sum times its scale is exact in float64, however it is computed.
 GROUP_SIZES = (32, 64, 128)
 #: What 8-bit activations cost a real model: its distance from its own weights in float32, measured as
-#: engine/MEASURED.md says.
+#: docs/measured/fidelity.md says.
 INT8_ACTIVATIONS_COST = "KL 4.4e-2 from its own weights where int16 has 2e-6, perplexity 3% higher"
 WeightBits = Literal["int8", "int4", "planes"]
 #: Inputs that share a scale in 4 bits, where no number is given.
