@@ -1,15 +1,15 @@
 """Schema numbers: the numbers of a JSON schema, written so that llguidance enforces them exactly, or refused.
 
 llguidance computes with 64-bit floats. An integer beyond 2**53 becomes a neighbour of it, and a fraction of
-more than 15 digits gets other last digits. An exclusive bound of 0 admits 0 where the other bound is below 1.
-Lengths such as 2.0, which JSON Schema calls integers, are refused.
+more than 15 digits gets other last digits. A whole exclusive bound is admitted itself where the other bound
+is less than 1 away. Lengths such as 2.0, which JSON Schema calls integers, are refused.
 """
 
 from __future__ import annotations
 
 import math
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeGuard
 
 from penstock.generation.grammars.schema_facts import MAPS, Schema
 
@@ -50,13 +50,14 @@ def exact_numbers(schema: Any, place: str = "") -> Any:
         elif key in MAPS and isinstance(value, dict):
             result[key] = {name: exact_numbers(part, f"{there}.{name}") for name, part in value.items()}
         elif _is_number(value):
-            result |= _keyword(key, value, there)
+            for name, bound in _keyword(key, value, there).items():
+                result[name] = _stricter(name, bound, result.get(name, bound))
         else:
             result[key] = exact_numbers(value, there)
-    return _without_zero(result)
+    return _without_whole(result)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -79,16 +80,35 @@ def _keyword(key: str, value: int | float, place: str) -> Schema:
     return {key: value}
 
 
-def _without_zero(schema: Schema) -> Schema:
-    """The schema with another bound in place of one that excludes 0 alone."""
-    for key, bound, nearest, further in (
-        ("exclusiveMinimum", "minimum", _ABOVE_ZERO, max),
-        ("exclusiveMaximum", "maximum", -_ABOVE_ZERO, min),
-    ):
-        if _is_number(schema.get(key)) and schema[key] == 0 and _is_number(schema.get(bound, 0)):
-            rest = {name: value for name, value in schema.items() if name != key}
-            schema = rest | {bound: further(nearest, schema.get(bound, nearest))}
+def _stricter(name: str, first: Any, second: Any) -> Any:
+    """The stricter one of two values of a keyword. What is no number stays, so that llguidance names it."""
+    if not _is_number(second) or not _is_number(first):
+        return second
+    return max(first, second) if name in _LOWER else min(first, second)
+
+
+def _without_whole(schema: Schema) -> Schema:
+    """The schema with an inclusive bound in place of each exclusive one that llguidance may admit itself: a
+    whole number with the numbers of its own digits beyond it. A bound that leaves room towards 0, such as an
+    exclusiveMaximum of 1, is taken exactly."""
+    for key, bound, away in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+        value = schema.get(key)
+        if not _is_number(value) or value != int(value) or value * away < 0:
+            continue
+        nearest = _beyond(int(value) * away)
+        if nearest is not None and _is_number(schema.get(bound, 0)):
+            rest = {name: item for name, item in schema.items() if name != key}
+            schema = rest | {bound: _stricter(bound, away * nearest, schema.get(bound, away * nearest))}
     return schema
+
+
+def _beyond(whole: int) -> float | None:
+    """The next number above a whole number that has not more digits than llguidance keeps. None where that is
+    a whole number, too: no bound that is taken then lies between the two."""
+    num_decimals = _MAX_DIGITS - len(str(whole))
+    if whole == 0:
+        return _ABOVE_ZERO
+    return float(whole + Decimal(1).scaleb(-num_decimals)) if num_decimals > 0 else None
 
 
 def _constant(value: Any, place: str) -> Any:
