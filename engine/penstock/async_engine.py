@@ -134,7 +134,7 @@ class AsyncEngine:
         or was aborted this moment) and QueueFull at once, EngineDead if there is no engine.
         """
         valid, key = self.engine.validate(request), request.request_id
-        # Those whose callers left count apart: a step that hangs lets nobody of them go.
+        # Requests whose callers left are counted separately: a step that hangs keeps them in the engine.
         if (number := max(len(self._streams), len(self._streams.aborted))) >= self.max_requests:
             raise QueueFull(
                 f"{number} requests run or wait already, which is the limit", self._streams.retry_after_s()

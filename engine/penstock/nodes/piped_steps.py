@@ -80,7 +80,7 @@ class PipedSteps:
         self._num_steps, self._busy_s = 0, 0.0
         #: When requests began to wait for a machine, if no step has ended since.
         self._waits_since_s = math.inf
-        #: Those of the requests that were there then which are still there.
+        #: These requests have waited since that moment and have not ended.
         self._first_waiters: set[str] = set()
 
     @property
