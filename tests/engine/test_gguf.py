@@ -545,6 +545,22 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.yarn_ext_factor": 0.5},
         "0.5 for llama.rope.scaling.yarn_ext_factor",
     ),
+    "a share of yarn in a linear rope": (
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0, "rope.scaling.yarn_ext_factor": 1.0},
+        "1.0 for llama.rope.scaling.yarn_ext_factor",
+    ),
+    "yarn's attention in a linear rope": (
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0, "rope.scaling.yarn_attn_factor": 0.5},
+        "0.5 for llama.rope.scaling.yarn_attn_factor",
+    ),
+    "yarn's attention without a factor": (
+        {"rope.scaling.type": "yarn", "rope.scaling.yarn_attn_factor": 0.5},
+        "0.5 for llama.rope.scaling.yarn_attn_factor",
+    ),
+    "a new number of yarn": (
+        {"rope.scaling.yarn_new": 2.0},
+        "2.0 for llama.rope.scaling.yarn_new",
+    ),
     "longrope without factors": ({"rope.scaling.type": "longrope"}, "'longrope' without factors"),
     "half of each head": ({"rope.dimension_count": 8}, "rotates 50% of each head"),
     "long values": ({"attention.value_length": 32}, "different lengths"),
@@ -570,6 +586,8 @@ OTHER_KEYS: dict[str, tuple[Any, Any]] = {
     "rope.freq_base_swa": (5e4, 10000.0),
     "rope.scaling.attn_factor": (1.2, 1.0),
     "rope.scaling.alpha": (1000.0, 0.0),
+    "rope.scaling.yarn_attn_factor": (0.5, 1.0),
+    "rope.scaling.yarn_ext_factor": (0.5, -1.0),
     "nextn_predict_layers": (1, 0),
     "attention.key_length_swa": (8, None),
     "a_new_key": (1, None),

@@ -45,25 +45,30 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "residual_scale": (0.0, 1.0),
     "rope.scaling.alpha": (0.0,),
     "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_attn_factor": (1.0,),
     "rope.scaling.yarn_ext_factor": (1.0, -1.0),
     "router_logit_softcapping": (0.0,),
     "use_parallel_residual": (False, 0),
 }
+#: Numbers of YaRN that change no other rope. `yarn_attn_factor` does: llama.cpp multiplies by it in each.
+OF_YARN = frozenset(f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow", "log_multiplier"))
+#: Of a linear rope: any other share than none makes it YaRN.
+NEUTRAL_IN_LINEAR: dict[str, tuple[Any, ...]] = {"rope.scaling.yarn_ext_factor": (0.0, -1.0)}
 #: Keys of other kinds of files, which llama.cpp reads, too.
 _OTHER = ("adapter.", "xielu.", "clip.", "diffusion.", "imatrix.")
 
 
 def check_keys(numbers: Numbers, rope_type: str) -> None:
     """Raises UnsupportedModel for a key of the architecture that nobody asked for, and that changes what the
-    model computes. `rope_type` is config.json's: YaRN's numbers change no other rope."""
-    prefix = f"{numbers.architecture}."
+    model computes. `rope_type` is config.json's."""
+    prefix, is_yarn = f"{numbers.architecture}.", rope_type == "yarn"
+    neutral = NEUTRAL | (NEUTRAL_IN_LINEAR if rope_type == "linear" else {})
     for full, value in numbers.metadata.items():
         name = full.removeprefix(prefix)
         is_own = full.startswith(prefix)
-        is_of_yarn = name.startswith("rope.scaling.yarn_") and rope_type != "yarn"
-        if is_own and (name in numbers.asked or name in IDLE or is_of_yarn):
+        if is_own and (name in numbers.asked or name in IDLE or (name in OF_YARN and not is_yarn)):
             continue
-        if is_own and not isinstance(value, list) and value in NEUTRAL.get(name, ()):
+        if is_own and not isinstance(value, list) and value in neutral.get(name, ()):
             continue
         if is_own or full.startswith(_OTHER):
             shown = f"a list of {len(value)}" if isinstance(value, list) else repr(value)
