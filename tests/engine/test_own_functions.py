@@ -57,6 +57,7 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "number and tensor": lambda x: torch.pow(torch.tensor(2.3, dtype=torch.float64), x),
     "softmax": lambda x: x.softmax(dim=-1),
     "largest": lambda x: x - x.max(dim=-1, keepdim=True)[0] - x.amax(-1, keepdim=True),
+    "scatter": lambda x: torch.zeros_like(x).scatter(1, x.topk(1, dim=-1)[1], 1.0),
     "choice": lambda x: x.sigmoid().topk(min(2, x.shape[1]), dim=-1)[0],
 }
 WIDTHS, ROWS = (1, 4, 20, 33, 64), (2, 7, 30)
@@ -92,6 +93,37 @@ def test_large_tensors_are_cut_where_no_thread_begins() -> None:
     assert torch.equal(together, alone)
 
 
+#: Of a tensor [3, 4] or of none of its rows.
+EDGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum over no dimensions": lambda x: x.sum(dim=()),
+    "mean over no dimensions": lambda x: x.mean(dim=[], keepdim=True),
+    "sum of a number": lambda x: x.sum().sum(0),
+    "mean of a number": lambda x: x.sum().mean(-1, keepdim=True),
+    "sum over one dimension twice": lambda x: x.sum(dim=(0, -2)),
+    "sum over a dimension that is not there": lambda x: x.sum(dim=2),
+    "linear of no rows": lambda x: functional.linear(x[:0].view(0, 5, 4), _matrix(x)),
+    "@ of no rows": lambda x: x[:0] @ _matrix(x).t(),
+    "linear of no width": lambda x: functional.linear(x[:, :0], torch.ones(3, 0), torch.ones(3)),
+    "linear of another width": lambda x: functional.linear(x[:, :1], _matrix(x)),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_edges_are_those_of_torch(name: str) -> None:
+    """Shapes, numbers and errors."""
+    call, x = EDGES[name], torch.randn(3, 4, generator=torch.Generator().manual_seed(3))
+    try:
+        expected = call(x)
+    except (IndexError, RuntimeError) as error:
+        with OwnFunctions(ReferenceKernels()), pytest.raises(type(error)) as raised:
+            call(x)
+        assert str(raised.value) == str(error)
+        return
+    with OwnFunctions(ReferenceKernels()):
+        found = call(x)
+    assert found.shape == expected.shape and torch.allclose(found, expected)
+
+
 UNKNOWN: dict[str, Callable[[Tensor], Any]] = {
     "bmm": lambda x: torch.bmm(x.view(1, *x.shape), x.t().reshape(1, *x.shape[::-1])),
     "glu": lambda x: functional.glu(x),
@@ -103,6 +135,11 @@ UNKNOWN: dict[str, Callable[[Tensor], Any]] = {
     "largest of a column": lambda x: x.max(dim=0),
     "choice of tokens": lambda x: x.topk(2, dim=0),
     "added by index": lambda x: x.index_add(0, torch.tensor([0, 0]), x[:2]),
+    "added by scatter": lambda x: x.scatter(0, torch.zeros(2, 6, dtype=torch.int64), x[:2], reduce="add"),
+    "multiplied by scatter in place": lambda x: x.scatter_(
+        0, torch.zeros(2, 6, dtype=torch.int64), 3.0, reduce="multiply"
+    ),
+    "sum over no dimensions": lambda x: x.sum(dim=()),
     "addcmul": lambda x: torch.addcmul(x, x, x, value=0.3),
     "add with a factor": lambda x: torch.add(x, x, alpha=0.3),
     "einsum": lambda x: torch.einsum("th,oh->to", x, x),

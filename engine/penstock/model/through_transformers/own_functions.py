@@ -94,9 +94,11 @@ class OwnFunctions(TorchFunctionMode):
         x, weight, bias = named["input"], named["weight"], named.get("bias")
         if weight.dim() != 2 or any(each.dtype != torch.float32 for each in (x, weight)):
             return None
+        if x.shape[-1:] != weight.shape[1:] or not weight.shape[1]:  # torch's error, or its zeros
+            return None
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         scores = self._kernels.router_scores(rows, weight.contiguous(), bias, "none")
-        return scores.view(*x.shape[:-1], -1)
+        return scores.view(*x.shape[:-1], weight.shape[0])
 
 
 def ours(function: Callable[P, R]) -> Callable[P, R]:
@@ -141,9 +143,13 @@ def _sum(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     """Halves are added to halves until one number is left."""
     named = dict(zip(("input", "dim", "keepdim"), args, strict=False)) | kwargs
     x, dim, dtype = named["input"], named.get("dim"), named.get("dtype")
-    if dim is None or not (dtype or x.dtype).is_floating_point or not isinstance(x, Tensor):
+    dims = [dim] if isinstance(dim, int) else list(dim or ())
+    # To torch, no dimension means all of them, which the guard has to see.
+    if not isinstance(x, Tensor) or not x.dim() or not dims or not (dtype or x.dtype).is_floating_point:
         return None
-    dims = sorted({each % x.dim() for each in ((dim,) if isinstance(dim, int) else dim)})
+    dims = sorted(each % x.dim() if -x.dim() <= each < x.dim() else -1 for each in dims)
+    if dims[0] < 0 or len(set(dims)) < len(dims):  # torch's error
+        return None
     kept = [each for each in range(x.dim()) if each not in dims]
     count = 1
     rows = x.permute(*kept, *dims).to(dtype or x.dtype)

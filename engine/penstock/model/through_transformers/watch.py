@@ -60,9 +60,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _is_safe(func: Any, args: Any, kwargs: Any) -> bool:
     name = func.overloadpacket.__name__.removesuffix("_")
-    if name in MOVES or not _has_floats((args, kwargs)):
-        return True
     named = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+    if not _has_floats((args, kwargs)):
+        return True
+    if name in MOVES:
+        return named.get("reduce") is None  # scatter() can add and multiply
     if name == "index_put":
         return not named.get("accumulate")
     if name in ROUNDED:
