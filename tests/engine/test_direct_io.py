@@ -214,6 +214,36 @@ def test_queued_reads_that_come_short_or_fail(file: Path, monkeypatch: pytest.Mo
         assert bytes(buffer[: len(content)].numpy()) == content
 
 
+@pytest.mark.parametrize("fails", ["submit", "read"])
+def test_close_waits_for_blocks_that_are_read_in_the_plain_way(
+    fails: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their buffers may be freed as soon as close() has returned."""
+    reading, closed, was_closed = threading.Event(), threading.Event(), list[bool]()
+
+    def preadv(descriptor: int, views: Sequence[memoryview], offset: int) -> int:
+        reading.set()
+        was_closed.append(closed.wait(0.3))  # for what must not come
+        return PREADV(descriptor, views, offset)
+
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    ChangedEnds(monkeypatch, error=errno.EIO)
+    reader, buffer = DirectReader(1 << 20, 2), aligned_buffer(PAGE)
+    assert reader.is_direct(file)
+    monkeypatch.setattr(os, "preadv", preadv)
+    if fails == "submit":
+        monkeypatch.setattr(QueuedReads, "submit", refuse)
+    submitting = threading.Thread(target=reader.submit, args=(file, 0, PAGE, buffer))
+    submitting.start()
+    assert reading.wait(60)
+    reader.close()
+    closed.set()
+    submitting.join()
+    assert was_closed == [False] and bytes(buffer.numpy()) == file.read_bytes()[:PAGE]
+
+
 @pytest.mark.parametrize(("ends", "expected"), [([1, 1, 0], True), ([0], True), ([1] * 8, False)])
 def test_a_read_that_has_ended_when_somebody_looks_is_tried_again(
     ends: list[int], expected: bool, file: Path, monkeypatch: pytest.MonkeyPatch

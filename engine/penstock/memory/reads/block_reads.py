@@ -186,6 +186,9 @@ class QueuedBlocks:
         self._lock = threading.Lock()
         self._waiting: deque[Block] = deque()
         self._under_way: dict[int, Block] = {}
+        #: Blocks that the queue has no more, and whose ranges do not know yet what became of them: they are
+        #: read here, or their files are looked at.
+        self._num_in_hand = 0
         self._all_done = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._serve, name="penstock-disk", daemon=True)
         self._thread.start()
@@ -198,7 +201,7 @@ class QueuedBlocks:
 
     def close(self) -> None:
         with self._lock:
-            self._all_done.wait_for(lambda: not (self._waiting or self._under_way))
+            self._all_done.wait_for(lambda: self._is_idle)
         # No read is under way any more, and Linux takes some 35 ms to end a queue: nobody waits for that but
         # Python at its exit, which a thread that comes back from a system call later would end with SIGABRT.
         try:
@@ -228,6 +231,7 @@ class QueuedBlocks:
             except OSError as error:
                 logger.debug("a read was not queued: %s", error)
                 refused = blocks.pop(0)
+                self._num_in_hand += 1
                 self._waiting.extendleft(reversed(blocks))
                 return [refused]
             self._under_way |= {id(block): block for block in blocks[:number]}
@@ -241,6 +245,7 @@ class QueuedBlocks:
             for block in refused:
                 block.range.finish_block(block.read(os.preadv))
             with self._lock:
+                self._num_in_hand -= len(refused)
                 refused = self._begin()
                 self._tell()
 
@@ -263,16 +268,22 @@ class QueuedBlocks:
                         self._waiting.appendleft(block)
                     else:
                         finished.append((block, error))
+                self._num_in_hand += len(finished) + len(failed)
                 refused = self._begin()
             for block, error in finished:
                 block.range.finish_block(error)
-            self._read_here(failed + refused)
             with self._lock:
+                self._num_in_hand -= len(finished)
                 self._tell()
+            self._read_here(failed + refused)
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self._waiting or self._under_way or self._num_in_hand)
 
     def _tell(self) -> None:
         """With the lock held: wake who closes."""
-        if not (self._waiting or self._under_way):
+        if self._is_idle:
             self._all_done.notify_all()
 
 
