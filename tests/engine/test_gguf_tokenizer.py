@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.gguf_file import read_metadata
-from penstock.text.gguf_vocabulary import end_tokens
+from penstock.text.gguf_vocabulary import _first_again, end_tokens
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.word_splits import WORD_RULES, Spelling
 
@@ -283,6 +283,36 @@ def test_a_token_that_is_there_twice(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(CorruptFile, match="the token 'a' twice"):
         Tokenizer.load(tmp_path / "model.gguf")
+
+
+def test_a_token_that_is_too_long_for_sentencepiece(tmp_path: Path) -> None:
+    tokens = {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL, "a": NORMAL, "ab" * 2048: NORMAL}
+    file = write(tmp_path / "model.gguf", tokens, model="llama", scores=[0.0] * 5)
+    assert Tokenizer.load(file).vocab_size == 5
+    file = write(
+        tmp_path / "model.gguf", tokens | {"ab" * 2048 + "c": NORMAL}, model="llama", scores=[0.0] * 6
+    )
+    with pytest.raises(CorruptFile, match="a token of 4097 characters .* 'abab") as raised:
+        Tokenizer.load(file)
+    assert len(str(raised.value)) < 1000
+
+
+class Counted(str):
+    """A token that counts how often two tokens are compared."""
+
+    num_compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.num_compared += 1
+        return str(self) == other
+
+    __hash__ = str.__hash__
+
+
+def test_a_token_that_is_there_twice_is_found_in_one_pass() -> None:
+    tokens = [Counted(f"t{index}") for index in range(2000)]
+    assert _first_again([*tokens, Counted("t1999")]) == "t1999"
+    assert 0 < Counted.num_compared < 2 * len(tokens)
 
 
 def test_a_plain_twin(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ rules by which a text is split into words; `word_splits.py` has the rules."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from penstock.text.word_splits import GUESSED_RULES, OLD_RULES, WORD_RULES, Spel
 logger = logging.getLogger(__name__)
 
 _SPACE = "\u2581"
+#: A longer token of sentencepiece is not looked through for the tokens that it is made of.
+MAX_TOKEN_CHARACTERS = 4096
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,7 @@ def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
         for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
         if kind in (Kind.NORMAL, Kind.UNUSED, Kind.USER_DEFINED)
     }
+    _check_lengths(vocabulary.path, ids)
     scores, pairs = vocabulary.scores, list[tuple[bool, float, int, int, str]]()
     for token, (token_id, kind) in ids.items():
         is_own = kind != Kind.USER_DEFINED
@@ -212,6 +215,17 @@ def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
             if token[:cut] in ids and token[cut:] in ids
         ]
     return [(token[:-cut], token[-cut:]) for *_, cut, token in sorted(pairs)]
+
+
+def _check_lengths(path: Path, tokens: Iterable[str]) -> None:
+    """Raises CorruptFile for a token that is too long: to look at each of its cuts takes time that grows with
+    the square of its length."""
+    for token in tokens:
+        if len(token) > MAX_TOKEN_CHARACTERS:
+            raise CorruptFile(
+                f"{path} has a token of {len(token)} characters in its vocabulary, which begins with "
+                f"{token[:32]!r}; Penstock takes at most {MAX_TOKEN_CHARACTERS}. Download the file again"
+            )
 
 
 def _space_decoder(has_prefix: bool) -> Any:

@@ -80,7 +80,7 @@ class Vocabulary:
             raise CorruptFile(f"{path} has no vocabulary ({_PREFIX}tokens): download the file again")
         tokens = [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens)]
         if len(set(tokens)) != len(tokens):
-            twice = next(token for token_id, token in enumerate(tokens) if token in tokens[:token_id])
+            twice = _first_again(tokens)
             raise CorruptFile(f"{path} has the token {twice!r} twice in its vocabulary; download it again")
         kinds = _numbers(path, metadata, "token_type", len(tokens)) or [Kind.NORMAL] * len(tokens)
         return cls(path, metadata, tokens, _corrected(tokens, kinds))
@@ -164,6 +164,16 @@ def _corrected(tokens: list[str], kinds: list[int]) -> list[int]:
         Kind.CONTROL if kind in (Kind.NORMAL, Kind.UNUSED) and token in controls else kind
         for token, kind in zip(tokens, kinds, strict=True)
     ]
+
+
+def _first_again(tokens: list[str]) -> str:
+    """The first token that was there before; one of them was."""
+    seen = set[str]()
+    for token in tokens:
+        if token in seen:
+            break
+        seen.add(token)
+    return token
 
 
 def _is_id(value: object, size: int) -> bool:
