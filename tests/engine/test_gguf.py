@@ -303,8 +303,9 @@ def test_reading_in_small_pieces_changes_nothing(tmp_path: Path, monkeypatch: py
 # ---- tokenizers, conversion, the way in
 
 
-def write_byte_level(folder: Path, path: Path) -> None:
-    """A model and a Llama 3 style tokenizer, as a folder and as a file; ids 0 to 2 are control tokens."""
+def write_byte_level(folder: Path, path: Path, changes: dict[str, Any] | None = None) -> None:
+    """A model and a Llama 3 style tokenizer, as a folder and as a file; ids 0 to 2 are control tokens.
+    `changes` are of the file's metadata."""
     from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Backend
 
@@ -336,7 +337,7 @@ def write_byte_level(folder: Path, path: Path) -> None:
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.ggml.merges": [" ".join(merge) for merge in merges],
         "tokenizer.ggml.token_type": [3] * 3 + [1] * 327, "tokenizer.chat_template": TEMPLATE,
-    })  # fmt: skip
+    } | (changes or {}))  # fmt: skip
 
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"

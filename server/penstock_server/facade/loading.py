@@ -15,6 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from penstock import Engine, EngineConfig, Tokenizer
+from penstock.loader.advice import read_advice
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.rates import is_measurable
 from penstock.memory.spare_memory import SpareMemory
@@ -183,9 +184,10 @@ def convert_with_checksums(
 ) -> tuple[ConversionReport, list[str]]:
     """convert(), and the SHA-256 of the source's files as lines of text if the files are pickles. `begun` are
     taken if they are of these files. Raises as convert() does."""
-    files = store.checkpoint.pickles
+    files, folder = store.checkpoint.pickles, store.checkpoint.folder
+    advice = read_advice(folder) if folder.is_file() else None  # a folder has it in a file that is copied
     with closing(begun if begun and begun.files == files else Checksums(files)) as checksums:
-        done = convert(store, target, report_progress, rounding, settings.guess_tokenizer)
+        done = convert(store, target, report_progress, rounding, settings.guess_tokenizer, advice)
         return done, lines(checksums.wait())
 
 

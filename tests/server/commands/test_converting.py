@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -13,8 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.errors import UnsafeCheckpoint, WrongTensor
+from penstock.loader.advice import read_advice
+from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoints.checksums import Checksums
 from penstock.weights.checkpoints.safetensors_header import read_header
+from penstock.weights.conversion.manifest import MANIFEST
 from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.formats.model_formats import has_int4
 from penstock_server import cli
@@ -53,6 +57,36 @@ def test_tensors_that_the_model_does_not_know_are_left_out_on_request(
     assert "--ignore-unexpected-tensors" in capsys.readouterr().err
     assert cli.main(["convert", str(source), str(out), "--ignore-unexpected-tensors"]) == 0
     assert cli.main(["convert", "--verify", str(out)]) == 0
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temp": 0.6, "top_k": 20, "penalty_repeat": 1.05}, {"temp": 0.0}, {"temp": -1.0}]
+)
+def test_a_gguf_file_s_sampling_parameters_go_with_it(sampling: dict[str, float], tmp_path: Path) -> None:
+    """llama-server's, where the file has none or one that no request may have; and for transformers, too."""
+    pytest.importorskip("gguf")
+    from test_gguf import write_byte_level
+    from transformers import GenerationConfig
+
+    file, out = tmp_path / "model.gguf", tmp_path / "out"
+    write_byte_level(
+        tmp_path / "source", file, {f"general.sampling.{key}": sampling[key] for key in sampling}
+    )
+    assert cli.main(["convert", str(file), str(out)]) == 0
+    advice = read_advice(file)
+    assert advice.keys() >= {"temperature", "top_k", "top_p", "min_p"} and read_advice(out) == advice
+    theirs = GenerationConfig.from_pretrained(out)
+    assert {name: getattr(theirs, name) for name in advice} == advice
+    assert theirs.do_sample == (advice["temperature"] != 0) and theirs.eos_token_id == [1, 2]
+    assert Tokenizer.load(out).eos_token_ids == {1, 2}
+    # A folder that was converted before there was such a file gets it.
+    content = (out / "generation_config.json").read_bytes()
+    manifest = json.loads((out / MANIFEST).read_text())
+    del manifest["files"]["generation_config.json"]
+    (out / MANIFEST).write_text(json.dumps(manifest))
+    (out / "generation_config.json").unlink()
+    assert cli.main(["convert", str(file), str(out)]) == 0
+    assert (out / "generation_config.json").read_bytes() == content
 
 
 def open_files(folder: Path) -> list[str]:

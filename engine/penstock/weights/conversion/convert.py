@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,16 @@ def convert(
     report_progress: Callable[[int, int], None] | None = None,
     rounding: Rounding | None = None,
     guess_tokenizer: bool = False,
+    advice: Mapping[str, Any] | None = None,
 ) -> ConversionReport:
     """Convert the checkpoint that `store` has opened, or go on where a run was stopped.
 
     report_progress(done, total) is called with bytes after each file. `rounding` takes the place of rounding
-    to the nearest. `guess_tokenizer` is EngineConfig's. Raises ConfigError (the target holds something else,
-    or other tools have no name for a format of the weights), CapacityError (the disk is too small),
-    CheckpointError (the source is at fault, or another process is converting there).
+    to the nearest. `guess_tokenizer` is EngineConfig's, and `advice` is read_companions()'.
+
+    Raises ConfigError (the target holds something else, or other tools have no name for a format of the
+    weights), CapacityError (the disk is too small), CheckpointError (the source is at fault, or another
+    process is converting there).
     """
     started = time.perf_counter()
     converted_config(store)  # raises before anything is written
@@ -77,11 +80,13 @@ def convert(
         num_files=len(files), num_resumed=len(files), is_compensated=rounding is not None
     )
     manifest = manifests.find(target, source)
-    if manifest is None or not _is_current(store, target, files, manifest, guess_tokenizer):
+    # Companions come first: if one of them can't be read, nobody waits for the weights.
+    companions = read_companions(store.checkpoint.folder, guess_tokenizer, advice)
+    if manifest is None or not _is_current(target, files, manifest, companions):
         rounding = rounding or Nearest(store, min(num_physical_cores(), MAX_THREADS))
         with whole_file.lock(target):
             manifest = manifests.find(target, source) or manifests.begin(target, source)
-            conversion = Conversion(store, target, files, manifest, report, guess_tokenizer)
+            conversion = Conversion(store, target, files, manifest, report, companions)
             conversion.run(rounding, report_progress)
     for entry in manifest["files"].values():
         report.errors |= entry.get("errors", {})
@@ -90,11 +95,7 @@ def convert(
 
 
 def _is_current(
-    store: WeightStore,
-    target: Path,
-    files: list[UnitFile],
-    manifest: dict[str, Any],
-    guess_tokenizer: bool,
+    target: Path, files: list[UnitFile], manifest: dict[str, Any], companions: dict[str, bytes]
 ) -> bool:
     """Whether there is nothing to do, so that the folder need not even be writable."""
     if not manifests.is_finished(target, manifest) or any(map(whole_file.is_leftover, target.iterdir())):
@@ -103,8 +104,7 @@ def _is_current(
     return manifest["format_version"] != manifests.FORMAT_VERSION or (
         all(unit_file.name in entries for unit_file in files)
         and all(
-            entries.get(name) == whole_file.describe_bytes(content)
-            for name, content in read_companions(store.checkpoint.folder, guess_tokenizer).items()
+            entries.get(name) == whole_file.describe_bytes(content) for name, content in companions.items()
         )
     )
 
@@ -119,7 +119,7 @@ class Conversion:
         files: list[UnitFile],
         manifest: dict[str, Any],
         report: ConversionReport,
-        guess_tokenizer: bool,
+        companions: dict[str, bytes],
     ) -> None:
         """The caller has the lock on `target`."""
         self._store = store
@@ -127,11 +127,9 @@ class Conversion:
         self._files = files
         self._manifest = manifest
         self._report = report
-        self._guess_tokenizer = guess_tokenizer
+        self._companions = companions
 
     def run(self, rounding: Rounding, report_progress: Callable[[int, int], None] | None) -> None:
-        # Companions come first: if one of them can't be read, nobody waits for the weights.
-        companions = read_companions(self._store.checkpoint.folder, self._guess_tokenizer)
         done = self._manifest["files"] = self._whole_files()
         missing = [file for file in self._files if file.name not in done]
         self._report.num_resumed = len(self._files) - len(missing)
@@ -140,7 +138,7 @@ class Conversion:
         total = sum(file.num_bytes for file in self._files)
         writer = UnitWriter(self._store, self._target, rounding, self._report)
         with (
-            self._of_one_source(companions),
+            self._of_one_source(),
             torch_threads(1),
             closing(writer.write(self._files, done)) as written,
         ):
@@ -151,26 +149,26 @@ class Conversion:
                 left -= file.num_bytes
                 if report_progress is not None:
                     report_progress(total - left, total)
-            self._check_source(companions)
-        self._finish(companions)
+            self._check_source()
+        self._finish()
 
-    def _check_source(self, companions: dict[str, bytes]) -> None:
+    def _check_source(self) -> None:
         """Raises CorruptFile if the source was changed since the conversion began."""
         folder = self._store.checkpoint.folder
         self._store.checkpoint.check_unchanged()
-        if folder.is_dir() and (now := read_companions(folder)) != companions:
-            changed = min(name for name, _ in companions.items() ^ now.items())
+        if folder.is_dir() and (now := read_companions(folder)) != self._companions:
+            changed = min(name for name, _ in self._companions.items() ^ now.items())
             raise CorruptFile(f"{folder / changed} was changed while the model was converted")
 
     @contextmanager
-    def _of_one_source(self, companions: dict[str, bytes]) -> Iterator[None]:
+    def _of_one_source(self) -> Iterator[None]:
         """Files that were made of a source before it was changed don't go together with those that a later
         run would make of it, so none of them stays. Raises CorruptFile."""
         try:
             yield
         except CorruptFile as fault:
             try:
-                self._check_source(companions)
+                self._check_source()
             except CorruptFile as change:
                 error = change
             else:
@@ -194,10 +192,10 @@ class Conversion:
                 )
         return done
 
-    def _finish(self, companions: dict[str, bytes]) -> None:
+    def _finish(self) -> None:
         """Everything that is not weights; config.json, which makes the folder a model, last of all."""
         entries = self._manifest["files"]
-        for name, content in companions.items():
+        for name, content in self._companions.items():
             if entries.get(name) != whole_file.describe_bytes(content):
                 (self._target / name).parent.mkdir(exist_ok=True)
                 entries[name] = whole_file.write(self._target / name, [content])
