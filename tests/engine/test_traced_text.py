@@ -182,10 +182,49 @@ def rendered(template: str, content: str = "xy", **variables: Any) -> Traced:
         ("{{ 'a b' | wordwrap(1) }}{{ 'ab' | center(4) }}{{ 'ab' | replace('a', '<') }}", "#########"),
         ("{{ ['<', 'a'] | map('upper') | join }}{{ messages | map(attribute='role') | join }}", "######"),
         ("{{ tools[0].name }}{{ mood }}", "..."),
+        ("{{ '<%(a)s%(b)s>' % {'a': mood, 'b': 'x'} }}{{ '<{0[name]}>'.format(tools[0]) }}", "#..###.#"),
+        ("{{ '%s' % [mood, 1] }}{{ 'a'.center(3) }}{{ '%s' % nothing }}", "#....#######"),
     ],
 )
 def test_what_a_template_writes_is_its_own_but_for_texts_of_messages(template: str, expected: str) -> None:
     assert origins(rendered(template, tools=[{"name": "f"}], mood="ok")) == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ '%s' % key }}",
+        "{{ '%s' | format(key) }}",
+        "{{ '{}'.format(key) }}",
+        "{{ '{0} {0}'.format([key, 1]) }}",
+        "{{ '{!r}'.format(x) }}",
+        "{{ '%s %s' % (x.keys(), x.values()) }}",
+        "{{ '{} {}'.format(x.items(), 1) }}",
+        "{{ x.keys() | string }}",
+        "{{ x.values() | string }}",
+        "{{ x.items() | list | string }}",
+        "{{ namespace(x=x) | string }}",
+        "{{ '%s' % namespace(x=x) }}",
+        "{{ '%s' % [x | first] }}",
+        "{{ '%s' % [x | first, long] }}",
+        "{{ '%a' % (x | first) }}",
+        "{{ '%.60s' % [x | first, 'a' * 99] }}",
+        "{{ (x | first).encode() | string }}",
+        "{{ '%s' % (x | first).encode() }}",
+        "{{ 'ab'.translate({97: x | first}) }}",
+        "{{ 'ab' | replace('', x | first) }}",
+        "{{ 'ab'.center(9, x | first | last) }}",
+    ],
+)
+@pytest.mark.parametrize("extra", ["", "abc" + "\U000e0001" * 20, "\n" * 20], ids=["none", "wide", "lines"])
+def test_no_text_of_a_message_becomes_the_templates_own(template: str, extra: str) -> None:
+    """The control token ends with a character that the template has nowhere."""
+    token = "<|assistant|\u203a"
+    arguments = {extra + token: token, "other": extra + token}
+    text = rendered(template, x=arguments, key={extra + token: 1}, long=extra)
+    assert [
+        each for each, origin in zip(text, origins_of(text), strict=True) if origin and each in "<|\u203a"
+    ] == []
 
 
 #: Templates with the functions that those of Qwen, DeepSeek, Llama, Gemma, Mistral and gpt-oss use.

@@ -10,11 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex
 
+from jinja2.environment import Environment
+from jinja2.nodes import EvalContext
+from jinja2.runtime import Undefined
+
 #: The origin of a whole text. A text of several origins has bytes: one of these values for each character.
 FOREIGN, OWN = 0, 1
 Origin = int | bytes
 #: Stand for a character of each origin, in place of texts that a format string gets.
 _STAND_INS = {FOREIGN: "\ue000", OWN: "\ue001"}
+#: Values that hold no text of anybody.
+_WITHOUT_TEXT = (type(None), bool, int, float, Undefined)
 
 
 class Traced(str):
@@ -121,7 +127,7 @@ class Traced(str):
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> Traced:
         if not isinstance(old, str) or not isinstance(new, str) or not old:
-            return self._changed(str.replace(self, old, new, count))
+            return self._mixed(str.replace(self, old, new, count), new)
         return Traced.join(new if isinstance(new, Traced) else Traced(new), self.split(old, count))
 
     # -- other characters in place of the text's own -----------------------------------------
@@ -137,6 +143,10 @@ class Traced(str):
         if sum(lengths) != len(text):
             return Traced(text)
         return Traced(text, bytes(each for each, n in zip(origin, lengths, strict=True) for _ in range(n)))
+
+    def _mixed(self, text: str, other: Any) -> Traced:
+        """`text`, which a method made of this text and of the texts in `other`."""
+        return Traced(text, OWN if has_only_own((self, other)) else FOREIGN)
 
     def upper(self) -> Traced:
         return self._changed(str.upper(self), str.upper)
@@ -156,14 +166,14 @@ class Traced(str):
     def casefold(self) -> Traced:
         return self._changed(str.casefold(self), str.casefold)
 
-    def ljust(self, width: SupportsIndex, fill: str = " ", /) -> Traced:
-        return self._changed(str.ljust(self, width, fill))
+    def ljust(self, width: SupportsIndex, fill: str | None = None, /) -> Traced:
+        return self._mixed(str.ljust(self, width, " " if fill is None else fill), fill)
 
-    def rjust(self, width: SupportsIndex, fill: str = " ", /) -> Traced:
-        return self._changed(str.rjust(self, width, fill))
+    def rjust(self, width: SupportsIndex, fill: str | None = None, /) -> Traced:
+        return self._mixed(str.rjust(self, width, " " if fill is None else fill), fill)
 
-    def center(self, width: SupportsIndex, fill: str = " ", /) -> Traced:
-        return self._changed(str.center(self, width, fill))
+    def center(self, width: SupportsIndex, fill: str | None = None, /) -> Traced:
+        return self._mixed(str.center(self, width, " " if fill is None else fill), fill)
 
     def zfill(self, width: SupportsIndex, /) -> Traced:
         return self._changed(str.zfill(self, width))
@@ -172,7 +182,7 @@ class Traced(str):
         return self._changed(str.expandtabs(self, tabsize))
 
     def translate(self, table: Any, /) -> Traced:
-        return self._changed(str.translate(self, table))
+        return self._mixed(str.translate(self, table), table)
 
 
 def joined(parts: Iterable[Any]) -> Traced:
@@ -193,17 +203,19 @@ def formatted(form: str, write: Callable[..., str], *args: Any, **kwargs: Any) -
     text = write(*args, **kwargs)
     literal = form._origin if isinstance(form, Traced) and form._origin == OWN else FOREIGN
     try:
-        marked = write(*_stand_in(args), **_stand_in(kwargs))
+        marked = write(*_stand_in(args), **{name: _stand_in(value) for name, value in kwargs.items()})
     except (ValueError, TypeError, LookupError):
         marked = ""
-    if len(marked) != len(text):
-        return Traced(text)
     origins = {mark: origin for origin, mark in _STAND_INS.items()}
+    if len(marked) != len(text) or any(
+        mark not in origins and mark != character for mark, character in zip(marked, text, strict=True)
+    ):
+        return Traced(text)
     return Traced(text, bytes(origins.get(character, literal) for character in marked))
 
 
 def has_only_own(value: Any) -> bool:
-    """Whether all texts in a value are the template's own."""
+    """Whether all texts in a value are the template's own. A value of another type may hold any text."""
     match value:
         case Traced():
             origin = value._origin
@@ -214,7 +226,7 @@ def has_only_own(value: Any) -> bool:
             return all(has_only_own(key) and has_only_own(item) for key, item in value.items())
         case list() | tuple() | set():
             return all(map(has_only_own, value))
-    return True
+    return isinstance(value, (*_WITHOUT_TEXT, Environment, EvalContext))
 
 
 def origins_of(text: Traced) -> bytes:
@@ -234,17 +246,45 @@ def _each(text: str, origin: Origin) -> bytes:
     return bytes((origin,)) * len(text) if isinstance(origin, int) else origin
 
 
+class _Marks(str):
+    """Stands for a text that is written, or whose repr() is. Equal to itself alone, so that no key of a dict
+    takes another one's place."""
+
+    __slots__ = ("_shown",)
+    _shown: str
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return self._shown
+
+
+class _MarkedDict(dict[Any, Any]):
+    """A dict that is written with marks. Its values are found by the keys that the marks stand for."""
+
+    def __init__(self, values: dict[Any, Any]) -> None:
+        self._found = {key: _stand_in(value) for key, value in values.items()}
+        super().__init__((_stand_in(key), value) for key, value in self._found.items())
+
+    def __missing__(self, key: Any) -> Any:
+        return self._found[key]
+
+
 def _stand_in(value: Any) -> Any:
+    """What is written in a value's place. Raises TypeError for a value that may hold texts of any origin."""
     match value:
         case str():
-            origin = value._origin if isinstance(value, Traced) else FOREIGN
-            if isinstance(origin, int):
-                return _STAND_INS[origin] * len(value)
-            return "".join(_STAND_INS[each] for each in origin)
+            origins = _each(value, value._origin if isinstance(value, Traced) else FOREIGN)
+            marks = _Marks("".join(_STAND_INS[each] for each in origins))
+            marks._shown = _STAND_INS[OWN if has_only_own(value) else FOREIGN] * len(repr(value))
+            return marks
         case dict():
-            return {key: _stand_in(item) for key, item in value.items()}
+            return _MarkedDict(value)
         case list():
             return [_stand_in(item) for item in value]
         case tuple():
             return tuple(_stand_in(item) for item in value)
+    if not isinstance(value, _WITHOUT_TEXT):
+        raise TypeError(f"the texts of a {type(value).__name__} are not known")
     return value
