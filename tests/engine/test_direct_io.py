@@ -295,6 +295,17 @@ def test_a_file_that_is_changed_while_it_is_read(file: Path, keeps_times: bool) 
             reader.submit(file, 0, 4 * PAGE, aligned_buffer(4 * PAGE)).result()
 
 
+def test_a_file_of_which_only_the_change_time_is_new(file: Path) -> None:
+    """Its bytes may be others, too, so it is refused; the error says what else it can be."""
+    with DirectReader() as reader:
+        assert reader.submit(file, 0, PAGE, aligned_buffer(PAGE)).result() == PAGE
+        os.utime(file, ns=(1, file.stat().st_mtime_ns))  # as `touch -a` does
+        with pytest.raises(
+            CorruptFile, match="was changed while it was in use: its change time .* Start again"
+        ):
+            reader.submit(file, 0, PAGE, aligned_buffer(PAGE)).result()
+
+
 def test_a_file_with_other_rights_or_names_is_the_same_file(file: Path) -> None:
     with DirectReader() as reader:
 

@@ -32,8 +32,15 @@ class FileIdentity(NamedTuple):
         name or a removed one are no harm: a deleted file is there as long as somebody has it open."""
         if self == now:
             return
-        if self[:3] == now[:3] and (self.rights != now.rights or _has_moved(path, now.inode)):
+        is_as_long_and_old = self[:3] == now[:3]
+        if is_as_long_and_old and (self.rights != now.rights or _has_moved(path, now.inode)):
             return
+        if is_as_long_and_old:  # whether the bytes are the same, only reading all of them could tell
+            raise CorruptFile(
+                f"{path} was changed while it was in use: its change time (ctime) is new. `touch -a`, an "
+                "extended attribute or a security label do that, and so do other bytes under the old date. "
+                "Start again; put the model back before if its bytes are others"
+            )
         raise CorruptFile(
             f"{path} was changed while it was in use, so its weights may not be the model's any more; "
             "put the model back and start again"
