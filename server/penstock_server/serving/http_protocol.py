@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 # uvicorn has two protocols and takes one by what is installed; both have the same methods.
@@ -24,13 +25,29 @@ def http_protocol(head_timeout_s: float) -> type[asyncio.Protocol]:
     class HTTPProtocol(_Protocol):  # type: ignore[misc]
         _timer: asyncio.TimerHandle | None = None
         _num_head_bytes = 0
+        _has_head = False  # with httptools alone
 
         def data_received(self, data: bytes) -> None:
+            was_in_head = self._is_in_head
+            self._num_head_bytes += len(data)
             super().data_received(data)
-            self._num_head_bytes = self._num_head_bytes + len(data) if self._expects_head else 0
+            if not (was_in_head and self._is_in_head):
+                self._num_head_bytes = 0
             if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self.transport.write(_TOO_LARGE)
+                if self._expects_head:  # otherwise an answer is under way, and this would be in its middle
+                    self.transport.write(_TOO_LARGE)
                 self.transport.close()
+
+        def on_headers_complete(self) -> None:
+            """Called by httptools."""
+            super().on_headers_complete()
+            self._has_head = True
+
+        def on_message_complete(self) -> None:
+            """Called by httptools."""
+            super().on_message_complete()
+            self._has_head = False
+            self._num_head_bytes = 0
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
@@ -52,6 +69,14 @@ def http_protocol(head_timeout_s: float) -> type[asyncio.Protocol]:
         def _forget_timer(self) -> None:
             if self._timer is not None:
                 self._timer.cancel()
+
+        @property
+        def _is_in_head(self) -> bool:
+            """Whether what comes next is a head's. The answer may be there before the request's body is: the
+            rest of that body is no head."""
+            if hasattr(self, "conn"):  # h11's state
+                return bool(self.conn.their_state is h11.IDLE)
+            return not self._has_head
 
         @property
         def _expects_head(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from penstock_server.serving.http_protocol import http_protocol
+from penstock_server.serving.http_protocol import MAX_HEAD_BYTES, http_protocol
 from penstock_server.serving.listener import bind
 
 pytestmark = pytest.mark.anyio
@@ -126,4 +126,41 @@ async def test_zero_is_no_limit(pass_time: Callable[[], None]) -> None:
         await asyncio.sleep(0)
         writer.write(b"\r\n")
         assert await read_answer(reader) == b"ok"
+        writer.close()
+
+
+@pytest.mark.parametrize("length", [b"Content-Length: 400000", b"Transfer-Encoding: chunked"])
+async def test_the_rest_of_an_answered_requests_body_is_no_head(length: bytes) -> None:
+    """A 401 or 503 comes before the body is read. The connection goes on with the next request, whose head
+    begins in the body's last part."""
+    app = App()
+    app.go_on.set()
+    part = b"x" * 20_000
+    if length.startswith(b"Transfer"):
+        part = b"4e20\r\n" + part + b"\r\n"
+    end = b"0\r\n\r\n" if length.startswith(b"Transfer") else b""
+    async with server(app) as connect:
+        reader, writer = await connect()
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n" + length + b"\r\n\r\n" + part)
+        assert await read_answer(reader) == b"ok"
+        for _ in range(14):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.write(part * 5 + end + HEAD)
+        await writer.drain()
+        writer.write(b"\r\n")
+        assert await read_answer(reader) == b"ok"
+        writer.close()
+
+
+async def test_a_head_without_end_is_refused_behind_an_answer() -> None:
+    app = App()
+    app.go_on.set()
+    async with server(app) as connect:
+        reader, writer = await connect()
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab")
+        assert await read_answer(reader) == b"ok"
+        writer.write(HEAD + b"X-Long: " + b"x" * (2 * MAX_HEAD_BYTES))
+        assert (await reader.readline()).startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))
         writer.close()
