@@ -42,6 +42,38 @@ def test_a_pattern_or_a_replacement_that_does_not_end(monkeypatch: pytest.Monkey
         assert tokenizer.encode("xyzxyzxyzxyzxyzxyzxyz") == each.encode("xyz" * 7).ids
 
 
+def test_steps_that_double_a_text_many_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short text, too."""
+    normalizing, splitting, mixed = fast(), fast(), fast()
+    normalizing.normalizer = normalizers.Sequence([normalizers.ByteLevel()] * 40)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    splitting.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Sequence([byte_level] * 40)])
+    # Arabic of 18 letters for one, four of which become that one again.
+    mixed.normalizer = normalizers.Sequence(
+        [normalizers.NFKD(), normalizers.Replace("\u0644", "\ufdfa")] * 20
+    )
+    for each in (normalizing, splitting, mixed):
+        tokenizer = loaded(each)
+        with pytest.raises(RequestError, match="too much time or memory"):
+            tokenizer.encode("\u00e9\ufdfa")
+        assert tokenizer.encode("xyz") == each.encode("xyz").ids
+
+
+def test_tables_that_stand_there_twice_are_tried() -> None:
+    from penstock.text.foreign_rules import _repeats
+
+    table = {"type": "Precompiled", "precompiled_charsmap": ""}
+    assert not _repeats({"normalizer": table, "pre_tokenizer": {"type": "ByteLevel"}})
+    assert _repeats({"normalizer": {"type": "Sequence", "normalizers": [table, {"type": "NFC"}, table]}})
+
+
+def test_a_normalizer_that_prepends_much_is_refused() -> None:
+    prepending = fast()
+    prepending.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581" * 13)] * 5)
+    with pytest.raises(CorruptFile, match="the normalizer prepends 65 characters; at most 64"):
+        loaded(prepending)
+
+
 def test_a_panic_is_the_requests_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     panicking = fast()
     panicking.pre_tokenizer = pre_tokenizers.Split(BAD, "isolated")

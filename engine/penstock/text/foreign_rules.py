@@ -14,12 +14,15 @@ from typing import Any
 from penstock.errors import CorruptFile, PenstockError, RequestError
 from penstock.text.word_splits import WORD_RULES
 
-#: A text that is not longer takes no time with any rules.
-SHORT = 16
 #: WordPiece takes time by the square of a word's length. Published files have 100 or 200 characters.
 _MAX_WORD = 10_000
-#: Bytes that sentencepiece's table puts in place of a character. Unicode's longest such text has 33.
+#: Bytes that sentencepiece's table puts in place of a character. Unicode's longest such text has 33. No more
+#: characters are put before each part of a text.
 _MAX_REPLACEMENT = 64
+#: Steps that make a text longer, once. A second one of the kind may do so with what the first one wrote.
+_LENGTHENING = frozenset(
+    ("BertNormalizer", "ByteLevel", "Lowercase", "Metaspace", "NFC", "NFD", "NFKC", "NFKD", "Precompiled")
+)
 #: Patterns that take linear time: those of the models that word_splits.py knows, and three that files of
 #: GPT-2, GPT-4 and DeepSeek spell in another way.
 _KNOWN = frozenset(split for rules in WORD_RULES.values() for split in rules.splits) | {
@@ -34,16 +37,23 @@ _KNOWN = frozenset(split for rules in WORD_RULES.values() for split in rules.spl
 def unknown_rules(tokenizer: Any) -> str | None:
     """The rules of a tokenizer of the package tokenizers, as JSON, if they must be tried with each text."""
     rules = {name: _state(getattr(tokenizer, name)) for name in ("normalizer", "pre_tokenizer")}
-    is_known = all(pattern in _KNOWN for pattern in _patterns(rules)) and not any(_growing(rules))
-    return None if is_known else json.dumps(rules)
+    is_known = all(pattern in _KNOWN for pattern in _patterns(rules))
+    return None if is_known and not any(_growing(rules)) and not _repeats(rules) else json.dumps(rules)
 
 
 def check_rules(tokenizer: Any) -> None:
     """Raises CorruptFile for rules that no published tokenizer has and that could take any time or memory: of
-    the decoder, which the engine asks with each token, and of WordPiece."""
+    the decoder, which the engine asks with each token, of WordPiece, and of what is put before each part of a
+    text, of which a trial sees one."""
     if (most := getattr(tokenizer.model, "max_input_chars_per_word", 0)) > _MAX_WORD:
         raise CorruptFile(
             f"tokenizer.json: max_input_chars_per_word is {most}; at most {_MAX_WORD} are taken"
+        )
+    num_prepended = sum(len(each.get("prepend", "")) for each in _objects(_state(tokenizer.normalizer)))
+    if num_prepended > _MAX_REPLACEMENT:
+        raise CorruptFile(
+            f"tokenizer.json: the normalizer prepends {num_prepended} characters; at most {_MAX_REPLACEMENT} "
+            "are taken"
         )
     decoder = _state(tokenizer.decoder)
     if pattern := next(_patterns(decoder), None):
@@ -77,6 +87,12 @@ def _growing(rules: Any) -> Iterator[str]:
             yield from (
                 each.decode(errors="replace") for each in replacements if len(each) > _MAX_REPLACEMENT
             )
+
+
+def _repeats(rules: Any) -> bool:
+    """Whether a step that makes a text longer stands there twice."""
+    kinds = [kind for each in _objects(rules) if (kind := each.get("type")) in _LENGTHENING]
+    return len(kinds) != len(set(kinds))
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile, PenstockError, RequestError
 from penstock.text.control_tokens import ControlTokens
-from penstock.text.foreign_rules import SHORT, check_rules, refused_texts, unknown_rules
+from penstock.text.foreign_rules import check_rules, refused_texts, unknown_rules
 from penstock.text.gguf_tokenizer import read_gguf
 from penstock.text.text_process import TextLost, Trial, text_process
 
@@ -90,7 +90,7 @@ class Tokenizer:
     def try_rules(self, text: str) -> None:
         """Raises RequestError for a text with which the tokenizer's own rules take too much time or memory.
         Does nothing where the rules are known."""
-        if self._unknown_rules is None or len(text) <= SHORT:
+        if self._unknown_rules is None:
             return
         try:
             text_process().try_rules(Trial(self._unknown_rules, text))
