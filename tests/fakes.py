@@ -90,6 +90,7 @@ def render_chat(
     continue_final_message: bool = False,
     chat_template: str | None = None,
     check_length: Callable[[int], None] = lambda num_chars: None,
+    check_text: Callable[[str], None] = lambda text: None,
     allow_special_tokens: bool = False,
     **template_kwargs: Any,
 ) -> list[int]:
@@ -102,6 +103,7 @@ def render_chat(
     if add_generation_prompt:
         text += "\nassistant:"
     check_length(len(text))
+    check_text(text)
     return tokenizer.encode(text + ("..." if continue_final_message else ""))
 
 

@@ -25,6 +25,7 @@ def render_chat(
     continue_final_message: bool = False,
     chat_template: str | None = None,
     check_length: Callable[[int], None] = lambda num_chars: None,
+    check_text: Callable[[str], None] = lambda text: None,
     allow_special_tokens: bool = False,
     **template_kwargs: Any,
 ) -> list[int]:
@@ -32,8 +33,8 @@ def render_chat(
 
     allow_special_tokens: a control token's name in a message is this token. Otherwise it is ordinary text, so
         that no message can end its turn.
-    check_length: gets the number of characters of the written conversation before it is tokenized, which
-        takes long for a long text; an exception that it raises ends the work.
+    check_length, check_text: get the number of characters of the written conversation, and then its text,
+        before it is tokenized, which takes long for a long text; an exception that they raise ends the work.
 
     Raises InvalidParameter if the model has no template, if the template refuses the messages, or if there
     are variables and no template.
@@ -46,7 +47,9 @@ def render_chat(
                     f"{name} is a variable of chat templates, and EVA has no chat template: leave {name} out "
                     "(or out of chat_template_kwargs)",
                 )
-            check_length(sum(len(message.get("content") or "") for message in messages))
+            contents = [message.get("content") or "" for message in messages]
+            check_length(sum(map(len, contents)))
+            check_text("\n".join(contents))
             return encode_dialogue(tokenizer, messages, add_generation_prompt, continue_final_message)
         raise InvalidParameter(
             "messages",
@@ -62,6 +65,7 @@ def render_chat(
         continue_final_message,
     )
     text, origins = _rendered(asked, check_length)
+    check_text(text)
     if allow_special_tokens or not tokenizer.control_tokens.has_foreign(text, origins):
         # The template has written the special tokens already.
         return tokenizer.encode(text, add_special_tokens=False)

@@ -10,7 +10,7 @@ from penstock_server.anthropic_api.errors import MessageError
 from penstock_server.anthropic_api.message_bodies import MessageBody, MessageEvent, TokenCount
 from penstock_server.anthropic_api.messages_format import MessagesFormat
 from penstock_server.anthropic_api.messages_request import MessagesRequest, PromptRequest
-from penstock_server.prompts.inputs import refuse_long_text
+from penstock_server.prompts.inputs import refuse_long_text, refuse_overlong
 from penstock_server.prompts.questions import count_tokens, read_chat, within_context
 from penstock_server.routing.body_route import BodyRoute
 from penstock_server.routing.checks import LEAST_LIMIT, leave_out, require_json
@@ -48,9 +48,16 @@ class MessagesRoutes(GenerationRoutes):
         leave_out(body.unsupported_tools, self._settings)
         rules = self._settings.chat_rules
 
-        def check(num_chars: int) -> None:
+        def check_length(num_chars: int) -> None:
             if num_chars > LEAST_LIMIT:
                 refuse_long_text(model, num_chars)
 
-        number = await self._texts.run(lambda: count_tokens(model, body.as_conversation, rules, check))
+        def check_text(text: str) -> None:
+            if len(text) > max(LEAST_LIMIT, 8 * model.max_model_len):
+                refuse_overlong(model, text)
+
+        conversation = body.as_conversation
+        number = await self._texts.run(
+            lambda: count_tokens(model, conversation, rules, check_length, check_text)
+        )
         return TokenCount(input_tokens=number)

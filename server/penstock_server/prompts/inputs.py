@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ _TEMPLATE_ARGUMENTS = frozenset(
         "tokenize",
         "sanitize_control_tokens",
         "check_length",
+        "check_text",
         "allow_special_tokens",
         "padding",
         "truncation",
@@ -129,7 +130,7 @@ def _read_texts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
     prompts = []
     for prompt in body.prompts:
         if body.truncate_prompt_tokens is None and isinstance(prompt, str):
-            refuse_overlong(model, (prompt, body.suffix or ""))
+            refuse_overlong(model, f"{prompt}\n{body.suffix}" if body.suffix else prompt)
         if (formed := read_form(model, body, prompt)) is not None:
             kept = truncated(model, body, formed.token_ids, formed)
             # The mark of what is missing stands at the end, whichever end is cut off.
@@ -187,10 +188,9 @@ def refuse_long_text(model: ServedModel, num_chars: int) -> None:
         )
 
 
-def refuse_overlong(model: ServedModel, texts: Iterable[str]) -> None:
-    """Raises ContextOverflow for a prompt of these texts whose beginning alone has more tokens than the
-    context. Only the beginning is tokenized, however long the rest is."""
-    text = "\n".join(texts)
+def refuse_overlong(model: ServedModel, text: str) -> None:
+    """Raises ContextOverflow for a prompt whose beginning alone has more tokens than the context. Only the
+    beginning is tokenized, however long the rest is."""
     num_chars = max(_LEAST_LOOK, 4 * model.max_model_len)
     while num_chars < len(text):
         num_tokens = len(model.tokenizer.encode(text[:num_chars], add_special_tokens=False))
@@ -280,6 +280,7 @@ def read_conversation(
     tools: ToolPrompt,
     rules: ChatRules,
     check_length: Callable[[int], None] = lambda num_chars: None,
+    check_text: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
     """The token ids of a conversation. Raises RequestError if the model has no form of a conversation, or if
     its form has no place for what the conversation has.
@@ -287,6 +288,8 @@ def read_conversation(
     check_length: gets numbers of characters, and raises for one that is too large: first that of the turns'
         texts, then that of the prompt, which also has tools, calls, reasoning and variables of the template.
         All of this happens before anything is tokenized.
+    check_text: gets the prompt's text, and raises for one that is too long. What a template leaves out, such
+        as old thoughts, is no part of it.
     """
     check_length(conversation.num_chars)
     if taken := _TEMPLATE_ARGUMENTS & conversation.template_kwargs.keys():
@@ -303,6 +306,7 @@ def read_conversation(
             add_generation_prompt=conversation.begins_answer,
             continue_final_message=conversation.goes_on,
             check_length=check_length,
+            check_text=check_text,
             allow_special_tokens=rules.allow_special_tokens,
             **variables,
         )

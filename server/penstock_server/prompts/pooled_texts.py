@@ -112,7 +112,7 @@ def _beginning(model: ServedModel, text: str, num_tokens: int) -> str:
 def _encoded(model: ServedModel, text: str, limit: int | None, add_special_tokens: bool) -> list[int]:
     if limit is None:
         refuse_long_text(model, len(text))
-        refuse_overlong(model, (text,))
+        refuse_overlong(model, text)
         return model.tokenizer.encode(text, add_special_tokens)
     refuse_endless_text(model, len(text))
     if add_special_tokens:

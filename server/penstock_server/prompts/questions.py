@@ -139,13 +139,16 @@ def within_context(model: ServedModel, question: Question) -> Question:
 
 
 def count_tokens(
-    model: ServedModel, conversation: Conversation, rules: ChatRules, check_length: Callable[[int], None]
+    model: ServedModel,
+    conversation: Conversation,
+    rules: ChatRules,
+    check_length: Callable[[int], None],
+    check_text: Callable[[str], None],
 ) -> int:
-    """The number of tokens of the prompt that a conversation makes. `check_length` and errors are those of
+    """The number of tokens of the prompt that a conversation makes. The checks and errors are those of
     read_conversation()."""
-    refuse_overlong(model, conversation.texts)
     use = ToolUse.of(conversation.tools, model.tokenizer, rules.tool_call_parser)
-    return len(read_conversation(model, conversation, use.prompt, rules, check_length))
+    return len(read_conversation(model, conversation, use.prompt, rules, check_length, check_text))
 
 
 def _read_prediction(model: ServedModel, body: ChatCompletionRequest) -> tuple[int, ...]:
@@ -153,7 +156,7 @@ def _read_prediction(model: ServedModel, body: ChatCompletionRequest) -> tuple[i
     if body.prediction is None or not body.prediction.text:
         return ()
     refuse_long_text(model, len(body.prediction.text))
-    refuse_overlong(model, (body.prediction.text,))
+    refuse_overlong(model, body.prediction.text)
     return tuple(model.tokenizer.encode(body.prediction.text, add_special_tokens=False))
 
 
@@ -161,10 +164,15 @@ def _read_messages(
     model: ServedModel, body: ChatCompletionRequest, tools: ToolPrompt, rules: ChatRules
 ) -> list[int]:
     """The token ids of all messages."""
-    if body.truncate_prompt_tokens is None:
-        refuse_overlong(model, body.as_conversation.texts)
-    refuse = refuse_long_text if body.truncate_prompt_tokens is None else refuse_endless_text
-    return read_conversation(model, body.as_conversation, tools, rules, partial(refuse, model))
+    conversation = body.as_conversation
+    if body.truncate_prompt_tokens is not None:
+        return read_conversation(model, conversation, tools, rules, partial(refuse_endless_text, model))
+    return read_conversation(model, conversation, tools, rules, *_whole(model))
+
+
+def _whole(model: ServedModel) -> tuple[Callable[[int], None], Callable[[str], None]]:
+    """read_conversation()'s checks for a prompt that the model must take whole."""
+    return partial(refuse_long_text, model), partial(refuse_overlong, model)
 
 
 def _with_reasoning(
@@ -186,7 +194,7 @@ def _bound(
 
 
 def read_response(model: ServedModel, body: ResponsesRequest, rules: ChatRules) -> Question:
-    prompt, use = read_input(model, body, rules, partial(refuse_long_text, model))
+    prompt, use = read_input(model, body, rules, *_whole(model))
     params = sampling_params(
         body,
         model.default_sampling,
@@ -200,15 +208,19 @@ def read_response(model: ServedModel, body: ResponsesRequest, rules: ChatRules) 
 
 
 def read_input(
-    model: ServedModel, body: ResponsesRequest, rules: ChatRules, check_length: Callable[[int], None]
+    model: ServedModel,
+    body: ResponsesRequest,
+    rules: ChatRules,
+    check_length: Callable[[int], None],
+    check_text: Callable[[str], None] = lambda text: None,
 ) -> tuple[Prompt, ToolUse]:
-    """The input of /v1/responses. `check_length` and errors are those of read_conversation()."""
+    """The input of /v1/responses. The checks and errors are those of read_conversation()."""
     conversation = body.as_conversation
     use = ToolUse.of(conversation.tools, model.tokenizer, rules.tool_call_parser)
     if body.truncation == "auto":
         room = model.room() - (body.max_output_tokens or 1)
         conversation = _fitting(model, conversation, use.prompt, rules, room)
-    token_ids = _read_conversation(model, conversation, use.prompt, rules, check_length)
+    token_ids = _read_conversation(model, conversation, use.prompt, rules, check_length, check_text)
     return Prompt(token_ids), _with_reasoning(model, use, conversation, rules, token_ids)
 
 
@@ -218,11 +230,11 @@ def _read_conversation(
     tools: ToolPrompt,
     rules: ChatRules,
     check_length: Callable[[int], None],
+    check_text: Callable[[str], None],
 ) -> list[int]:
     """read_conversation(), with the name that the messages have in a request to /v1/responses."""
-    refuse_overlong(model, conversation.texts)
     try:
-        return read_conversation(model, conversation, tools, rules, check_length)
+        return read_conversation(model, conversation, tools, rules, check_length, check_text)
     except InvalidParameter as error:
         raise InvalidParameter("input" if error.param == "messages" else error.param, str(error)) from error
 
@@ -256,9 +268,7 @@ def _fitting(
 
     def fits(start: int) -> bool:
         try:
-            token_ids = _read_conversation(
-                model, since(start), tools, rules, partial(refuse_long_text, model)
-            )
+            token_ids = _read_conversation(model, since(start), tools, rules, *_whole(model))
         except ContextOverflow:
             return False
         return len(token_ids) <= room

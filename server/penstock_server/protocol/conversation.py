@@ -86,12 +86,8 @@ class Conversation:
 
     @property
     def num_chars(self) -> int:
-        return sum(map(len, self.texts))
-
-    @property
-    def texts(self) -> list[str]:
-        """The turns' texts."""
-        return [turn.text for turn in self.turns]
+        """Characters of the turns' texts."""
+        return sum(len(turn.text) for turn in self.turns)
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from conftest import save_byte_tokenizer
 from fakes import FakeModel, model_of
 from penstock.errors import ContextOverflow, InvalidParameter, RequestError
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.text.chat import render_chat
+from penstock.text.tokenizer import Tokenizer
+from penstock_server.facade.model import ServedModel
 from penstock_server.prompts.inputs import (
     choices,
     read_bad_words,
@@ -23,10 +28,11 @@ from penstock_server.prompts.inputs import (
     sampling_params,
     template_message,
 )
-from penstock_server.prompts.questions import read_chat, read_completion
+from penstock_server.prompts.questions import read_chat, read_completion, read_input
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.messages import Message
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
+from penstock_server.protocol.responses_request import ResponsesRequest
 from penstock_server.settings.chat_rules import ChatRules
 
 
@@ -63,6 +69,65 @@ def test_texts_that_can_not_fit_are_not_even_read(num_chars: int) -> None:
         else:
             with pytest.raises(ContextOverflow, match="1001 characters.*at least 1001 tokens.*1000"):
                 refuse_long_text(model, num_chars_of(body))
+
+
+@pytest.mark.parametrize("place", ["content", "reasoning", "arguments", "description"])
+def test_a_prompt_whose_beginning_does_not_fit_is_not_tokenized_whole(
+    place: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "ab " * 100_000
+    user = {"role": "user", "content": text if place == "content" else "Hi"}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": text})}}
+    answer: dict[str, Any] = {"role": "assistant", "content": "x"}
+    answer |= {"reasoning_content": text} if place == "reasoning" else {}
+    answer |= {"tool_calls": [call]} if place == "arguments" else {}
+    tool = {"type": "function", "function": {"name": "f", "description": text}}
+    tools = {"tools": [tool]} if place == "description" else {}
+    encode, longest = tokenizer.encode, [0]
+
+    def watched(text: str, add_special_tokens: bool = True) -> list[int]:
+        longest.append(len(text))
+        return encode(text, add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "encode", watched)
+    monkeypatch.setattr(tokenizer, "max_token_chars", 1000)
+    with pytest.raises(ContextOverflow, match="and the first 65536 of them are"):
+        read_chat(chatting(tokenizer), chat(user, answer, user, **tools), ChatRules())
+    assert max(longest) == 65536
+
+
+def test_what_the_template_leaves_out_may_be_long(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user, thoughts = {"role": "user", "content": "Hi"}, "x" * 100_000 + "</think>ok"
+    monkeypatch.setattr(tokenizer, "max_token_chars", 1000)
+    body = chat(user, {"role": "assistant", "content": thoughts}, user)
+    question = read_chat(chatting(tokenizer), body, ChatRules())
+    assert len(question.prompts[0].token_ids) < 100
+
+
+def test_a_conversation_beyond_the_context_can_be_counted(tokenizer: Tokenizer) -> None:
+    body = ResponsesRequest.model_validate({"input": "ab " * 40_000})
+    prompt, _ = read_input(chatting(tokenizer), body, ChatRules(), lambda num_chars: None)
+    assert prompt.num_tokens > 40_000
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tokenizer:
+    """With a template that shows tools, calls and thoughts, and drops what stands before </think>."""
+    save_byte_tokenizer(tmp_path)
+    found = Tokenizer.load(tmp_path)
+    found.backend.chat_template = (
+        "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{{ m.reasoning_content }}"
+        "{{ m.tool_calls }}<tool_call>{% endfor %}{{ tools }}"
+    )
+    monkeypatch.setattr("penstock_server.prompts.inputs.render_chat", render_chat)
+    return found
+
+
+def chatting(tokenizer: Any) -> ServedModel:
+    """A context of 1000 tokens."""
+    return replace(model_of(FakeModel()), tokenizer=tokenizer)
 
 
 def num_chars_of(body: CompletionRequest | ChatCompletionRequest) -> int:
