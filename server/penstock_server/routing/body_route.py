@@ -18,7 +18,7 @@ from penstock_server.middleware.body_budget import BodyShare
 from penstock_server.protocol.body_validator import BodyValidator
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.json_text import JsonTooCostly, cost_of, read_body
-from penstock_server.routing.checks import note_ignored
+from penstock_server.routing.checks import note_ignored, require_json
 
 #: A body up to this size is read on the event loop: it takes few milliseconds, whatever it holds.
 _SMALL_BYTES = 1 << 15
@@ -116,11 +116,10 @@ class BodyRoute(APIRoute):
         assert isinstance(kind, type) and issubclass(kind, BaseModel)
 
         async def answer_read(request: Request) -> Response:
-            content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if content_type == "application/json":
-                body = await request.app.state.bodies.read(request, kind)
-                request = _ReadRequest(request, body)
-            return await answer(request)
+            # Before anything else: FastAPI itself would read a body of another type, without limits.
+            await require_json(request.headers.get("content-type", ""))
+            body = await request.app.state.bodies.read(request, kind)
+            return await answer(_ReadRequest(request, body))
 
         return answer_read
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine
@@ -47,6 +48,26 @@ def test_every_route_with_a_body_is_a_body_route(all_routes: TestClient) -> None
             assert isinstance(route, BodyRoute), route.path
             seen += 1
     assert seen >= 15
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/x+json", "application/vnd.api+json; charset=utf-8", "text/plain", "a/b", ""]
+)
+def test_no_body_of_another_type_is_read(
+    all_routes: TestClient, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """FastAPI would read any `+json` at once and on the event loop. Ollama's routes take every type for JSON,
+    and read it as all others."""
+
+    async def body(request: Request) -> bytes:
+        raise AssertionError("read without limits")
+
+    listed = paths(all_routes)
+    monkeypatch.setattr(Request, "body", body)
+    deep = b'{"b":' + b"[" * 1000
+    for path in listed:
+        answer = all_routes.post(path, content=deep, headers={"Content-Type": kind})
+        assert answer.status_code == (400 if path.startswith("/api/") else 415), (path, answer.text)
 
 
 def hostile() -> Iterator[tuple[str, bytes, int, str | None]]:
