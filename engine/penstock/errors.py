@@ -15,6 +15,7 @@ PenstockError
 │   └── WrongTensor            a tensor has the wrong shape or dtype
 ├── RequestError               the request is at fault; the engine goes on
 │   ├── InvalidParameter       a sampling parameter is out of range (`param` names it)
+│   │   └── TemplateLost       the chat template takes too much time or memory for the messages
 │   └── ContextOverflow        the prompt with its answer exceeds the context or the KV budget
 ├── QueueFull                  the queue is full: the request is refused, and could be taken later
 ├── RequestFailed              one request could not be computed; the engine and the other requests go on
@@ -108,6 +109,17 @@ class InvalidParameter(RequestError):
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+class TemplateLost(InvalidParameter):
+    """The model's chat template takes too much time or memory for the messages."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "messages",
+            "the model's chat template takes too much time or memory for these messages: send fewer or "
+            "shorter ones; if the same happens with a short message, the template is broken",
+        )
 
 
 class ContextOverflow(RequestError):

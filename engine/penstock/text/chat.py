@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.errors import InvalidParameter
+from penstock.errors import InvalidParameter, TemplateLost
 from penstock.text.dialogue import encode_dialogue, has_dialogue_form
 from penstock.text.text_process import Rendering, TextLost, text_process
 from penstock.text.tokenizer import Tokenizer
@@ -36,8 +36,8 @@ def render_chat(
     check_length, check_text: get the number of characters of the written conversation, and then its text,
         before it is tokenized, which takes long for a long text; an exception that they raise ends the work.
 
-    Raises InvalidParameter if the model has no template, if the template refuses the messages, or if there
-    are variables and no template.
+    Raises InvalidParameter if the model has no template, if the template refuses the messages or takes too
+    much for them (TemplateLost), or if there are variables and no template.
     """
     if not (chat_template or tokenizer.has_chat_template):
         if has_dialogue_form(tokenizer):
@@ -89,7 +89,8 @@ def _template(tokenizer: Tokenizer, chosen: str | None, has_tools: bool) -> str:
 
 
 def _rendered(asked: Rendering, check_length: Callable[[int], None]) -> tuple[str, bytes]:
-    """What the template writes. Raises InvalidParameter if it refuses, and what `check_length` raises."""
+    """What the template writes. Raises InvalidParameter if it refuses, TemplateLost if it takes too much, and
+    what `check_length` raises."""
     if asked.add_generation_prompt and asked.continue_final_message:
         raise InvalidParameter(
             "messages", "continue_final_message and add_generation_prompt exclude each other: choose one"
@@ -97,11 +98,7 @@ def _rendered(asked: Rendering, check_length: Callable[[int], None]) -> tuple[st
     try:
         return text_process().render(asked, check_length)
     except TextLost:
-        raise InvalidParameter(
-            "messages",
-            "the model's chat template takes too much time or memory for these messages: send fewer or "
-            "shorter ones; if the same happens with a short message, the template is broken",
-        ) from None
+        raise TemplateLost from None
     except ValueError as error:
         raise InvalidParameter(
             "messages", f"the model's chat template refuses these messages: {error}"

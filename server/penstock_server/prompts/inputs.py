@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import Blanks, FormedPrompt, Grammar, SamplingParams, render_chat, without_draws
 from penstock.errors import ContextOverflow, InvalidParameter
 from penstock_server.facade.model import ServedModel
-from penstock_server.prompts.system_turns import write_placed
+from penstock_server.prompts.system_turns import Probe, write_placed
 from penstock_server.prompts.vectors import find_soft_prompt, read_embeds
 from penstock_server.protocol.conversation import Call, Conversation, Turn
 from penstock_server.protocol.errors import ApiError
@@ -319,13 +319,14 @@ def read_conversation(
         messages = tools.messages([template_message(turn) for turn in turns])
         return render_described(render, messages, described) if described else render(messages)
 
-    def probe(turns: Sequence[Turn]) -> list[int]:
-        few = variables | ({"tools": tools.shown_tools[:1]} if tools.shown_tools else {})
+    few = variables | ({"tools": tools.shown_tools[:1]} if tools.shown_tools else {})
+
+    def write_short(turns: Sequence[Turn]) -> list[int]:
         return render_chat(model.tokenizer, [template_message(turn) for turn in turns], **few)
 
     if not model.tokenizer.has_chat_template:
         return write(conversation.turns)
-    return write_placed(write, conversation.turns, probe)
+    return write_placed(write, conversation.turns, Probe(model.tokenizer, few, write_short))
 
 
 def template_message(turn: Turn) -> dict[str, Any]:

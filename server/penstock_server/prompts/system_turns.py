@@ -6,11 +6,19 @@ word (gpt-oss, SmolLM3), and some know no system at all (Gemma 2)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from penstock.errors import InvalidParameter
+from penstock.errors import InvalidParameter, TemplateLost
 from penstock_server.protocol.conversation import Turn
+
+if TYPE_CHECKING:
+    from penstock import Tokenizer
 
 #: Writes turns as a template does. Raises InvalidParameter for "messages" if the template refuses the turns.
 Write = Callable[[Sequence[Turn]], list[int]]
@@ -21,48 +29,77 @@ _SYSTEM, _SECOND = Turn("system", "Be brief."), Turn("system", "Be kind.")
 _ASKED, _ANSWERED = Turn("user", "Hi"), Turn("assistant", "Hello")
 
 
-def write_placed(write: Write, turns: Sequence[Turn], probe: Write) -> list[int]:
-    """What `write` makes of the turns, with system turns where the template takes them. Raises what `write`
-    raises for the first arrangement if the template refuses all.
+#: What each tokenizer's template was found to show. A client's own variables give new entries, so that there
+#: is a limit for them.
+_known: WeakKeyDictionary[Tokenizer, dict[tuple[object, ...], bool]] = WeakKeyDictionary()
+_MOST_KNOWN = 256
 
-    probe: writes a short conversation with the same variables, to find out what the template shows.
+
+class Probe:
+    """Finds out by short conversations whether a template shows a system turn. It asks once: the answers are
+    kept for the tokenizer, by the template's variables."""
+
+    def __init__(self, tokenizer: Tokenizer, variables: Mapping[str, Any], write: Write) -> None:
+        """write: writes a conversation with the variables."""
+        self._tokenizer, self._variables, self._write = tokenizer, variables, write
+
+    @cached_property
+    def _key(self) -> bytes:
+        told = json.dumps([self._tokenizer.tool_template, self._variables], sort_keys=True, default=repr)
+        return hashlib.sha256(told.encode()).digest()
+
+    def shows(self, before: Sequence[Turn], system: Turn, behind: Turn) -> bool:
+        """Whether the template shows `system` between the others. Raises TemplateLost."""
+        known, asked = _known.setdefault(self._tokenizer, {}), (self._key, *before, system, behind)
+        if (found := known.get(asked)) is None:
+            found = self._differs(before, system, behind)
+            if len(known) >= _MOST_KNOWN:
+                known.clear()
+            known[asked] = found
+        return found
+
+    def _differs(self, before: Sequence[Turn], system: Turn, behind: Turn) -> bool:
+        try:
+            return self._write([*before, system, behind]) != self._write([*before, behind])
+        except TemplateLost:
+            raise
+        except InvalidParameter:
+            return False
+
+
+def write_placed(write: Write, turns: Sequence[Turn], probe: Probe) -> list[int]:
+    """What `write` makes of the turns, with system turns where the template takes them. Raises what `write`
+    raises for the first arrangement if the template refuses all. A template that takes too much time or
+    memory would take it again, so that TemplateLost ends the work.
     """
     refused: InvalidParameter | None = None
     for arrangement in _arrangements(turns, probe):
         try:
             return write(arrangement)
         except InvalidParameter as error:
-            if error.param != "messages":
+            if error.param != "messages" or isinstance(error, TemplateLost):
                 raise
             refused = refused or error
     assert refused is not None
     raise refused
 
 
-def _arrangements(turns: Sequence[Turn], probe: Write) -> Iterator[Sequence[Turn]]:
+def _arrangements(turns: Sequence[Turn], probe: Probe) -> Iterator[Sequence[Turn]]:
     """The turns in all arrangements that are worth a try, the best first. A later system turn that becomes a
     part of the user's leaves the prompt's beginning as it was, so that its keys and values still serve."""
     number = _num_in_front(turns)
     has_later = any(turn.role == "system" for turn in turns[number:])
     first = turns
     in_front = min(number, _MOST_IN_FRONT) - 1
-    if number > 1 and not _shows(probe, [_SYSTEM] * in_front, [_SECOND], [_ASKED]):
+    if number > 1 and not probe.shows([_SYSTEM] * in_front, _SECOND, _ASKED):
         first = _with_one_system(first)
-    if has_later and not _shows(probe, [_SYSTEM, _ASKED, _ANSWERED], [_SECOND], [_ASKED]):
+    if has_later and not probe.shows([_SYSTEM, _ASKED, _ANSWERED], _SECOND, _ASKED):
         first = _with_later_in_users(first)
     yield first
     if has_later or number > 1:
         yield _with_all_in_front(turns)
     if has_later or number:
         yield _without_system(turns)
-
-
-def _shows(probe: Write, before: list[Turn], system: list[Turn], behind: list[Turn]) -> bool:
-    """Whether the template shows `system` between the others."""
-    try:
-        return probe([*before, *system, *behind]) != probe([*before, *behind])
-    except InvalidParameter:
-        return False
 
 
 def _num_in_front(turns: Sequence[Turn]) -> int:

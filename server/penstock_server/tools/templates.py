@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from penstock.errors import ContextOverflow, InvalidParameter, RequestError
+from penstock.errors import InvalidParameter, TemplateLost
 from penstock_server.protocol.json_cost import JsonCost
 from penstock_server.protocol.tools import Function, is_too_deep
 from penstock_server.settings.chat_rules import ParserChoice, ParserName
@@ -267,9 +267,9 @@ def render_described(
     for place in (with_system, with_first_user):
         try:
             token_ids = render(place(messages, text))
-        except ContextOverflow:
+        except TemplateLost:
             raise
-        except RequestError:  # some templates refuse a system's message; others leave it out
+        except InvalidParameter:  # some templates refuse a system's message; others leave it out
             continue
         if token_ids != without:
             return token_ids

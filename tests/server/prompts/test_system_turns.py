@@ -3,7 +3,7 @@ otherwise, on all routes that read a conversation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,11 @@ from starlette.testclient import TestClient
 
 from conftest import save_byte_tokenizer
 from fakes import FakeAsyncEngine, FakeTokenizer
+from penstock.errors import TemplateLost
 from penstock.text.chat import render_chat
 from penstock.text.tokenizer import Tokenizer
+from penstock_server.prompts.system_turns import Probe, write_placed
+from penstock_server.protocol.conversation import Turn
 
 from ..conftest import MakeClient
 from ..tools.chat_templates import HERMES, NO_SYSTEM, ONE_SYSTEM, PLAIN, STRICT
@@ -156,6 +159,37 @@ def test_a_template_without_a_system_gets_them_in_the_users_turns(
     client = make_client(engine)
     refused = client.post("/v1/chat/completions", json={"messages": [S, U, V]})
     assert refused.status_code == 400 and "turns alternate" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("turns", [["system", "system", "user", "system", "user"], ["system", "user"]])
+def test_a_template_that_takes_too_much_is_tried_once(tokenizer: Tokenizer, turns: list[str]) -> None:
+    tried: list[Sequence[Turn]] = []
+
+    def write(turns: Sequence[Turn]) -> list[int]:
+        tried.append(turns)
+        raise TemplateLost
+
+    with pytest.raises(TemplateLost, match="too much time or memory"):
+        write_placed(write, [Turn("user", "x")], Probe(tokenizer, {"mood": turns}, write))
+    assert len(tried) == 1
+    with pytest.raises(TemplateLost):
+        write_placed(write, [Turn(role, "x") for role in turns], Probe(tokenizer, {"mood": turns}, write))
+    assert len(tried) == 2
+
+
+def test_a_template_is_asked_once_what_it_shows(tokenizer: Tokenizer) -> None:
+    tried: list[Sequence[Turn]] = []
+    turns = [Turn("user", "Hi"), Turn("system", "Be kind."), Turn("user", "Ho")]
+
+    def write(turns: Sequence[Turn]) -> list[int]:
+        tried.append(turns)
+        return [len(turns)]
+
+    for mood, number in (("kind", 3), ("kind", 1), ("grim", 3), ("kind", 1)):
+        tried.clear()
+        write_placed(write, turns, Probe(tokenizer, {"mood": mood}, write))
+        assert len(tried) == number
+    assert tried == [turns]
 
 
 CALL = {"id": "call_0001", "type": "function", "function": {"name": "add", "arguments": "{}"}}

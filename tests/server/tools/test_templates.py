@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from conftest import save_byte_tokenizer
-from penstock.errors import InvalidParameter
+from penstock.errors import InvalidParameter, TemplateLost
+from penstock.text import text_process
 from penstock.text.chat import render_chat
 from penstock.text.tokenizer import Tokenizer
 from penstock_server.protocol.requests import ChatCompletionRequest
@@ -184,6 +185,23 @@ def test_a_template_that_shows_it_nowhere_is_a_refusal() -> None:
     with pytest.raises(InvalidParameter) as caught:
         templates.render_described(lambda messages: [1], MESSAGES[:1], "text")
     assert caught.value.param == "tools"
+
+
+def test_a_template_that_takes_too_much_for_it_is_tried_once(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_process, "MAX_SECONDS", 0.3)
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template = "{% if 'text' in messages[0].content %}" + loop + "{% endif %}x"
+    tried: list[Any] = []
+
+    def render(messages: Any) -> list[int]:
+        tried.append(messages)
+        return render_chat(tokenizer, messages, chat_template=template)
+
+    with pytest.raises(TemplateLost):
+        templates.render_described(render, MESSAGES[:1], "text")
+    assert len(tried) == 2
 
 
 def test_the_description_says_how_to_answer() -> None:
