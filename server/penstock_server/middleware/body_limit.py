@@ -90,6 +90,8 @@ class _LimitedBody:
         self.share.is_complete = not message.get("more_body", False)
         if self._num_bytes > self._max_bytes:
             raise self.refusal()
+        if self._gives_way:  # this part came in the same moment
+            raise self._closing(self._budget.refusal())
         try:
             self.share.take(len(part))
         except ApiError as error:

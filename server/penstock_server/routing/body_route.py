@@ -96,12 +96,16 @@ async def _received(request: Request) -> bytearray:
     """The whole body, which is never there twice."""
     data = bytearray()
     more = True
-    while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        data += message.get("body", b"")
-        more = message.get("more_body", False)
+    try:
+        while more:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            data += message.get("body", b"")
+            more = message.get("more_body", False)
+    except BaseException:
+        data.clear()  # the error keeps this frame until it is answered, which may take many seconds
+        raise
     return data
 
 

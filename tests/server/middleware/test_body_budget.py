@@ -12,6 +12,7 @@ from fakes import FakeAsyncEngine
 from penstock_server.api.app import create_app
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.middleware.body_budget import BodyBudget
+from penstock_server.middleware.body_limit import BodyLimit
 from penstock_server.protocol.errors import ApiError
 from penstock_server.settings.settings import Settings
 
@@ -134,3 +135,35 @@ async def test_a_request_keeps_its_share_until_it_is_answered() -> None:
         costly = json.dumps({"prompt": "Hi", "metadata": {"a": [[]] * 300}})
         await third.give(costly, more=False)
     assert third.status == 503 and len(engine.streams) == 2
+
+
+@pytest.mark.anyio
+async def test_a_body_whose_last_part_comes_as_it_gives_way_is_refused() -> None:
+    """Its room is another's by then."""
+    budget = BodyBudget(1000)
+    last: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    first = {"type": "http.request", "body": b"x" * 600, "more_body": True}
+    messages, waits, read = [first], asyncio.Event(), []
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        waits.set()
+        return await last
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        with pytest.raises(ApiError) as caught:
+            for _ in range(2):
+                read.append(await receive())
+        assert caught.value.status_code == 503
+
+    async def send(message: Any) -> None:
+        raise AssertionError
+
+    limit = BodyLimit(app, max_bytes=900, timeout_s=0, budget=budget)
+    task = asyncio.create_task(limit({"type": "http", "headers": []}, receive, send))
+    await waits.wait()
+    last.set_result({"type": "http.request", "body": b"x", "more_body": False})
+    budget.share(lambda: None).take(500)
+    await task
+    assert read == [first] and budget.num_bytes == 500

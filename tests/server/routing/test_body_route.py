@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine
+from penstock_server.protocol.errors import ApiError
 from penstock_server.routing import body_route
 from penstock_server.routing.body_route import BodyRoute
 
@@ -122,6 +124,22 @@ def test_wrong_lists_and_objects_name_their_first_mistake(all_routes: TestClient
             assert answer.status_code == 400 and len(answer.text) < 1000, (path, field, answer.text[:300])
         answer = all_routes.post(path, json=many)
         assert answer.status_code == 400 and "20000 members" in answer.text, answer.text[:300]
+
+
+@pytest.mark.anyio
+async def test_a_refused_body_is_not_kept_by_its_error() -> None:
+    """The error lives until its answer is sent, and the answer waits for the rest of the body."""
+    messages = iter([{"type": "http.request", "body": b"x" * 1000, "more_body": True}] * 3)
+
+    async def receive() -> Any:
+        if (message := next(messages, None)) is None:
+            raise ApiError(503, "Busy.")
+        return message
+
+    with pytest.raises(ApiError) as caught:
+        await body_route._received(Request({"type": "http"}, receive))
+    kept = [each for frame, _ in traceback.walk_tb(caught.tb) for each in frame.f_locals.values()]
+    assert [len(each) for each in kept if isinstance(each, bytearray)] == [0]
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
