@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from fakes import FakeAsyncEngine
+from penstock_server.protocol.other_parts import MAX_QUOTED_CHARS, Leniency, with_text
 
 from ..conftest import MakeClient
 
@@ -189,3 +190,21 @@ def test_lists_that_are_too_long_and_parts_without_a_type_are_refused(make_clien
         [{"type": "x" * 65}],
     ):
         assert ask(client, chat(*parts)).status_code == 400
+
+
+@pytest.mark.parametrize(("chars", "is_text"), [(MAX_QUOTED_CHARS, True), (MAX_QUOTED_CHARS + 1, False)])
+def test_a_long_data_url_without_base64_is_no_text(chars: int, is_text: bool) -> None:
+    """Such a URL takes long, and seventy times its size, to be read."""
+    part = {"type": "input_file", "file_data": "data:text/plain," + ("%41" * chars)[-chars:]}
+    (found,) = with_text([part], ("input_text",), "input_text", Leniency())
+    assert (found is not part) == is_text
+    (found,) = with_text([part], ("input_text",), "input_text", Leniency(True))
+    assert (found["text"] == "[file left out: this model reads text]") == (not is_text)
+
+
+def test_a_file_with_control_characters_is_no_text() -> None:
+    for code in range(0x80):
+        data = base64.b64encode(b"a" + bytes([code]) + b"b").decode()
+        part = {"type": "file", "file": {"file_data": data}}
+        (found,) = with_text([part], ("text",), "text", Leniency())
+        assert (found is not part) == (code >= 32 or chr(code) in "\t\n\r\f"), code
