@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from penstock.errors import ContextOverflow
+from penstock.errors import ContextOverflow, RequestFailed
 from penstock.text import text_process
 from penstock.text.text_process import Rendering, TextLost, TextProcess
 
@@ -22,7 +24,7 @@ EVIL = """\
 {% elif messages[0].content == 'grow' %}{% set ns = namespace(x='aaaaaaaa') %}
 {% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}
 {% elif messages[0].content == 'list' %}{{ [messages] * 99999999999 }}
-{% elif messages[0].content == 'power' %}{{ 9 ** (9 ** 9) }}
+{% elif messages[0].content == 'power' %}{{ 9 ** (9 ** (8 + messages | length)) }}
 {% elif messages[0].content == 'recursion' %}{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}
 {% elif messages[0].content == 'write' %}
 {% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}{% endif %}"""
@@ -80,6 +82,57 @@ def test_the_templates_own_words_and_odd_values_come_back(process: TextProcess) 
 def test_long_conversations_have_longer_limits(process: TextProcess) -> None:
     text = "a😀" * 3_000_000
     assert process.render(asked("{{ messages[0].content | trim }}.", text))[0] == text + "."
+
+
+@pytest.mark.parametrize("kind", ["-S", "-SH"])
+def test_a_limit_of_memory_that_the_server_has_is_kept(kind: str) -> None:
+    program = (
+        "from test_text_process import EVIL, FINE, TextLost, TextProcess, asked\n"
+        "process = TextProcess()\n"
+        "for way in ('grow', 'Hi'):\n"
+        "    try: process.render(asked(EVIL, way)); print('fine')\n"
+        "    except TextLost: print('lost')\n"
+        "print(process.render(asked(FINE))[0], process.render(asked(FINE))[0])"
+    )
+    ulimit = f"ulimit {kind} -v 16000000"
+    found = subprocess.run(
+        ["bash", "-c", f'{ulimit} && exec "$0" -c "$1"', sys.executable, program],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout.split() == ["lost", "fine", "[user]Hi", "[user]Hi"], found.stderr
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        ("import nothing_such", "status 1: ModuleNotFoundError: No module named 'nothing_such'"),
+        ("import sys; sys.stdin.buffer.read(9); sys.exit(3)", "status 3: it said nothing"),
+        ("import sys; print('x' * 9999 + '\\nlast', file=sys.stderr); sys.exit(4)", "status 4: last"),
+    ],
+)
+def test_a_process_that_ends_for_another_reason_says_why(
+    start: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = TextProcess()
+    with monkeypatch.context() as patch:
+        patch.setattr(text_process, "_START", start)
+        for _ in range(2):
+            with pytest.raises(RequestFailed, match=f"ended with {words}$"):
+                process.render(asked(FINE))
+    assert process.render(asked(FINE))[0] == "[user]Hi"
+
+
+def test_what_the_process_says_fills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = "import sys; sys.stderr.write('x' * 1_000_000); sys.stderr.flush(); "
+    monkeypatch.setattr(text_process, "_START", noise + text_process._START)
+    process = TextProcess()
+    assert process.render(asked(FINE))[0] == "[user]Hi"
+    errors = process._errors
+    process.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(errors)
 
 
 def test_an_ended_process_leaves_nothing() -> None:

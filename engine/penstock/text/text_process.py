@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -29,6 +30,15 @@ MAX_SECONDS, MAX_BYTES = 2.0, 64 << 20
 _SECONDS_PER_BYTE, _BYTES_PER_BYTE = 2e-6, 24
 #: Seconds after which a silent process counts as lost, even on a slow machine.
 _PATIENCE_S = 60.0
+#: The status with which the process ends where a request took more memory than it may.
+OUT_OF_MEMORY = 77
+#: How the process ends over a request that takes too much: by its timer, or where memory runs out in Python,
+#: in native code, or on the machine.
+_TOO_MUCH = frozenset(
+    (OUT_OF_MEMORY, -signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGKILL)
+)
+#: Bytes of the process's last words that are read.
+_MAX_WORDS = 4096
 _ROOT = Path(__file__).resolve().parents[2]
 _START = (
     f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from penstock.text.text_worker import serve; "
@@ -59,7 +69,7 @@ class Trial:
 
 
 class TextLost(Exception):
-    """The process ended over a request, or said nothing in time."""
+    """A request took too much time or memory, and the process ended over it."""
 
 
 class TextProcess:
@@ -68,6 +78,8 @@ class TextProcess:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        #: A file in memory, for what the process writes to stderr.
+        self._errors = -1
         self._finalizer: weakref.finalize[..., TextProcess] | None = None
 
     def render(
@@ -77,7 +89,7 @@ class TextProcess:
 
         check_length: gets the number of characters before the text is fetched; what it raises is passed on.
         Raises TextLost for a rendering that met a limit, ValueError with the template's own words, and
-        RequestFailed if no process can be started.
+        RequestFailed if no process can be started, or it ends for another reason.
         """
         try:
             data = pickle.dumps(asked)
@@ -96,7 +108,7 @@ class TextProcess:
 
     def try_rules(self, trial: Trial) -> None:
         """Raises TextLost where the rules take too much time or memory with the text, and RequestFailed if no
-        process can be started."""
+        process can be started, or it ends for another reason."""
         with self._lock:
             sign, _ = self._ask(pickle.dumps(trial))
         if sign == b"-":  # a panic: here it could leave a thread that waits for ever
@@ -120,14 +132,14 @@ class TextProcess:
             self._end()  # it ended while it had nothing to do
         pipe = (self._process or self._start()).stdin
         assert pipe is not None
+        os.ftruncate(self._errors, 0)  # the words of earlier panics
         try:
             for data in parts:
                 pipe.write(struct.pack("<Q", len(data)))
                 pipe.write(data)
             pipe.flush()
         except BrokenPipeError:
-            self._end()
-            raise TextLost from None
+            raise self._ended() from None
 
     def _read_frame(self) -> bytes:
         return self._read(struct.unpack("<Q", self._read(8))[0])
@@ -137,27 +149,44 @@ class TextProcess:
         pipe = self._process.stdout.fileno()  # read without a buffer, since poll() sees none
         data = bytearray()
         while len(data) < number:
-            part = os.read(pipe, number - len(data)) if _has_answer(pipe) else b""
-            if not part:
+            if not _has_answer(pipe):
                 self._end()
                 raise TextLost
+            part = os.read(pipe, number - len(data))
+            if not part:
+                raise self._ended()
             data += part
         return bytes(data)
 
+    def _ended(self) -> TextLost | RequestFailed:
+        """Why the process has ended by itself."""
+        assert self._process is not None
+        try:
+            status = self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            status = -signal.SIGKILL  # by _end()
+        words = _last_line(self._errors)
+        self._end()
+        if status in _TOO_MUCH:
+            return TextLost()
+        return RequestFailed(f"the process that renders chat templates ended with status {status}: {words}")
+
     def _start(self) -> subprocess.Popen[bytes]:
         try:
+            errors = os.memfd_create("errors")
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START],
                 # One thread: the others of the package tokenizers wait for ever after a panic of one.
                 env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # the limits end the process, which is no error
+                stderr=errors,
                 start_new_session=True,  # Ctrl-C is for the server, which ends the process
             )
         except OSError as error:
             raise RequestFailed(f"the process that renders chat templates can't start: {error}") from error
-        self._finalizer = weakref.finalize(self, _kill, self._process)
+        self._errors = errors
+        self._finalizer = weakref.finalize(self, _kill, self._process, errors)
         return self._process
 
     def _end(self) -> None:
@@ -178,6 +207,13 @@ def _has_answer(pipe: int) -> bool:
     return bool(poller.poll(1000 * _PATIENCE_S))
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _last_line(file: int) -> str:
+    end = os.fstat(file).st_size
+    words = os.pread(file, _MAX_WORDS, max(0, end - _MAX_WORDS)).decode(errors="replace").strip("\0 \n")
+    return words.rpartition("\n")[2] or "it said nothing"
+
+
+def _kill(process: subprocess.Popen[bytes], errors: int) -> None:
     process.kill()
     process.communicate()  # closes the pipes and waits
+    os.close(errors)

@@ -6,6 +6,7 @@ This process imports no torch and no transformers, so that it starts in a tenth 
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import resource
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from penstock.text.template_environment import TemplateEnvironment
-from penstock.text.text_process import Rendering, Trial
+from penstock.text.text_process import OUT_OF_MEMORY, Rendering, Trial
 from penstock.text.traced_text import FOREIGN, OWN, Traced, origins_of
 
 #: Members of a message with the model's reasoning; a template reads one of them.
@@ -143,6 +144,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     a byte, "+" or "-", and a number of characters. "text" gets the text that was written, or the error's, and
     the origins of its characters."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    memory_limits = resource.getrlimit(resource.RLIMIT_AS)
     text = Traced()
     while (request := receive(requests)) is not None:
         if request == "text":
@@ -152,16 +154,16 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         else:
             seconds, most_bytes = request
             asked = receive(requests)
-            _limit_memory(most_bytes)
+            _limit_memory(most_bytes, memory_limits)
             signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
             try:
                 text, sign = (render(asked) if isinstance(asked, Rendering) else try_rules(asked)), b"+"
             except MemoryError:
-                return
+                os._exit(OUT_OF_MEMORY)
             except BaseException as error:  # a template's errors are of any type, and tokenizers' panics
                 text, sign = Traced(_why(error)), b"-"
             signal.setitimer(signal.ITIMER_PROF, 0)
-            resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+            resource.setrlimit(resource.RLIMIT_AS, memory_limits)
             answers.write(sign + struct.pack("<Q", len(text)))
         answers.flush()
 
@@ -170,7 +172,11 @@ def _why(error: BaseException) -> str:
     return f"{error}" or type(error).__name__
 
 
-def _limit_memory(most_bytes: int) -> None:
-    """Lets the process have so many bytes more than it has now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + most_bytes, -1))
+def _limit_memory(most_bytes: int, limits: tuple[int, int]) -> None:
+    """Lets the process have so many bytes more than it has now, within the limits it was started with."""
+    soft, hard = limits
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = num_pages * resource.getpagesize() + most_bytes
+    resource.setrlimit(
+        resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard)
+    )
