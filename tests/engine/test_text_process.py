@@ -135,6 +135,32 @@ def test_what_the_process_says_fills_nothing(monkeypatch: pytest.MonkeyPatch) ->
         os.fstat(errors)
 
 
+def test_a_thread_does_not_wait_for_another_ones_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_process, "MAX_SECONDS", 20.0)
+    children: list[Any] = []
+    has_started = threading.Event()
+
+    def loop() -> None:
+        own = text_process.text_process()
+        own.render(asked(FINE))
+        children.append(own._process)
+        has_started.set()
+        with pytest.raises((TextLost, RequestFailed)):
+            own.render(asked(EVIL, "loop"))
+        own.render(asked(FINE))
+        children.append(own._process)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    has_started.wait()
+    assert text_process.text_process().render(asked(FINE))[0] == "[user]Hi"
+    is_looping = thread.is_alive()
+    children[0].kill()
+    thread.join()
+    assert is_looping
+    assert all(child.poll() is not None for child in children), "a process ends with its thread"
+
+
 def test_an_ended_process_leaves_nothing() -> None:
     process = TextProcess()
     process.render(asked(FINE))

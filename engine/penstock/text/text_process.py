@@ -18,7 +18,6 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -195,10 +194,16 @@ class TextProcess:
         self._process = self._finalizer = None
 
 
-@cache
+_of_thread = threading.local()
+
+
 def text_process() -> TextProcess:
-    """The process that all models of this program share."""
-    return TextProcess()
+    """The process of the thread that asks, which all models share. A text of one thread does not wait for
+    another thread's. The process ends with its thread, or with the program."""
+    if not hasattr(_of_thread, "process"):
+        _of_thread.process = TextProcess()
+    process: TextProcess = _of_thread.process
+    return process
 
 
 def _has_answer(pipe: int) -> bool:
