@@ -48,9 +48,9 @@ _OWN_MARKS: dict[str, ParserName] = {
 _WRITES_JSON = re.compile(r"arguments['\"]?\]?\s*\|\s*tojson")
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
-#: The most bytes that the arguments of a conversation's calls may take as JSON, and lists and objects in them
-#: that are few enough in any case.
-MAX_CALLS_BYTES, MAX_UNCOUNTED = 48 << 20, 1 << 14
+#: The most bytes that the arguments of a conversation's calls may take as JSON, and characters of them that
+#: are few enough in any case: if each began a list, they would take about as much.
+MAX_CALLS_BYTES, MAX_UNCOUNTED = 48 << 20, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ def check_calls(messages: Sequence[TemplateMessage]) -> None:
     """Raises InvalidParameter for calls whose arguments are few bytes as texts and would fill the memory as
     JSON: the limit of a body's own JSON does not see what stands in its texts."""
     texts = [call["function"]["arguments"] for each in messages for call in each.get("tool_calls") or ()]
-    if sum(text.count("[") + text.count("{") for text in texts) <= MAX_UNCOUNTED:
-        return  # most are code in a text's quotes
+    if sum(map(len, texts)) <= MAX_UNCOUNTED:
+        return
     left = MAX_CALLS_BYTES
     for text in texts:
         left -= JsonCost.of(text.encode(errors="replace"), MAX_CALLS_BYTES, 1 << 30).num_bytes

@@ -250,7 +250,13 @@ def test_arguments_that_would_fill_the_memory_as_json() -> None:
     code = json.dumps({"code": "a[1] = {b: [c]};" * 50_000})
     templates.check_calls(calls(code, 3))
     templates.check_calls(calls("[[[[", 4_000))
-    for wrong in (calls("[" + "[]," * 100_000 + "1]", 1), calls("[" + "[]," * 100 + "1]", 1_000)):
+    numbers = '{"a": [' + "1," * 10_000 + "1]}"
+    for wrong in (
+        calls("[" + "[]," * 100_000 + "1]", 1),
+        calls("[" + "[]," * 100 + "1]", 1_000),
+        calls(numbers.replace("1,", "1," * 150), 1),
+        calls(numbers, 150),
+    ):
         with pytest.raises(InvalidParameter, match="arguments of calls") as refused:
             templates.check_calls(wrong)
         assert refused.value.param == "messages"
