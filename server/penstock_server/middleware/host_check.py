@@ -7,24 +7,43 @@ the request's Host is the page's, which this server does not know."""
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from penstock.errors import ConfigError
 from penstock_server.protocol.errors import ApiError
 from penstock_server.settings.settings import Settings
 
 ANY = "*"
 _LOCAL = "localhost"
+#: Names of other letters than these come in their ASCII form (punycode).
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+(?:%[0-9a-z._~-]+)?)\]|(?P<name>[0-9a-z._-]*))(?::[0-9]*)?")
 
 
 def allowed_hosts(settings: Settings) -> frozenset[str]:
     """The names by which the server may be asked for; `*` stands for all, and .example.org for all below
     example.org."""
     origins = (urlsplit(origin).hostname or "" for origin in settings.allowed_origin if origin != ANY)
-    names = (settings.host, *origins, *settings.allowed_host)
-    return frozenset(name.lower().rstrip(".") for name in names if name)
+    names = (settings.host.lower().rstrip("."), *origins, *map(_allowed_name, settings.allowed_host))
+    return frozenset(name for name in names if name)
+
+
+def _allowed_name(value: str) -> str:
+    """The name in a value of --allowed-host, which may have a scheme and a port. Raises ConfigError if there
+    is none."""
+    if value == ANY:
+        return ANY
+    name = name_of(value.rpartition("://")[2].removesuffix("/"))
+    if not name:
+        raise ConfigError(
+            f"--allowed-host {value!r} is no name of a host: give one such as llm.example.org, or "
+            ".example.org for all names below it, without a path; names "
+            "with other letters than a to z in their ASCII form (xn--...)"
+        )
+    return name
 
 
 class HostCheck:
@@ -48,19 +67,24 @@ class HostCheck:
 
     def _is_allowed(self, host: str) -> bool:
         name = name_of(host)
+        if ANY in self._allowed:
+            return True
+        if name is None:
+            return False
         if not name or name == _LOCAL or name.endswith("." + _LOCAL) or _is_address(name):
             return True
-        if ANY in self._allowed or name in self._allowed:
+        if name in self._allowed:
             return True
         return any(each.startswith(".") and name.endswith(each) for each in self._allowed)
 
 
-def name_of(host: str) -> str:
-    """The name or address in a Host header, without the port."""
+def name_of(host: str) -> str | None:
+    """The name or address in a Host header, without the port; None for what has no such form."""
     host = host.strip().lower()
-    if host.startswith("["):
-        return host.partition("]")[0].removeprefix("[")
-    return host.partition(":")[0].rstrip(".")
+    if _is_address(host):
+        return host
+    match = _HOST.fullmatch(host)
+    return (match["address"] or match["name"] or "").rstrip(".") if match else None
 
 
 def _is_address(name: str) -> bool:
@@ -72,7 +96,7 @@ def _is_address(name: str) -> bool:
 
 
 def _refusal(host: str) -> ApiError:
-    name = name_of(host)
+    name = name_of(host) or host
     message = (
         f"This server does not answer to the name {name[:100]!r}. If the name is its own, start it with "
         "--allowed-host NAME (or PENSTOCK_ALLOWED_HOST); a proxy may send the server's address instead."

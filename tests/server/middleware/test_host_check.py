@@ -6,6 +6,7 @@ import pytest
 from starlette.routing import Route
 
 from fakes import FakeAsyncEngine
+from penstock.errors import ConfigError
 
 from ..conftest import MakeClient
 
@@ -25,6 +26,10 @@ FOREIGN = [
     "localhost.evil.example",
     "127.0.0.1.evil.example",
     "localhostx",
+    "[::1].evil.example",
+    "[::1]evil",
+    "evil.example#.localhost",
+    "evil.example,localhost",
 ]
 
 
@@ -77,6 +82,11 @@ def test_on_all_routes(make_client: MakeClient, engine: FakeAsyncEngine) -> None
             ["server:8000", "a.b.svc.cluster.local"],
             ["serve"],
         ),
+        (
+            {"allowed_host": ("llm.example.org:8443", "HTTPS://API.example.org./", "http://.x.org:80")},
+            ["llm.example.org", "llm.example.org:8443", "api.example.org", "a.x.org"],
+            ["example.org", "https"],
+        ),
         ({"allowed_host": ("*",)}, FOREIGN, []),
     ],
 )
@@ -97,3 +107,11 @@ def test_anthropics_and_ollamas_form(make_client: MakeClient, engine: FakeAsyncE
     body = client.post("/v1/messages", json={}, headers={"Host": "evil.example"}).json()
     assert body["error"]["type"] == "permission_error"
     assert isinstance(client.get("/api/tags", headers={"Host": "evil.example"}).json()["error"], str)
+
+
+@pytest.mark.parametrize("value", ["llm.example.org/v1", "http://", "/", "a b", "bücher.example", ":80", "."])
+def test_what_is_no_name_is_refused_at_the_start(
+    make_client: MakeClient, engine: FakeAsyncEngine, value: str
+) -> None:
+    with pytest.raises(ConfigError, match="no name of a host"):
+        make_client(engine, allowed_host=(value,))
