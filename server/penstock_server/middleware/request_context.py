@@ -1,5 +1,5 @@
-"""RequestContext: the outermost layer, except for PathPrefix. Each request gets an id, an answer whatever
-goes wrong, and at its end a log line and a count."""
+"""RequestContext: the outermost layer, except for ErrorForms and PathForm. Each request gets an id, an answer
+whatever goes wrong, and at its end a log line and a count."""
 
 from __future__ import annotations
 

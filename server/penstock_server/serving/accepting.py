@@ -54,7 +54,9 @@ async def accept(
         except OSError as error:
             if error.errno in _NO_DESCRIPTOR:
                 await _free_descriptor(listener, most)
-            continue  # others: the client left before its connection was taken
+            elif error.errno != errno.ECONNABORTED:  # that one: the client left before it was taken
+                await asyncio.sleep(_PAUSE_S)  # the next try may fail at once, too
+            continue
         task = loop.create_task(_begin(connection, make_protocol, context))
         beginning.add(task)
         task.add_done_callback(beginning.discard)

@@ -72,3 +72,26 @@ async def test_the_last_descriptors_are_for_others(monkeypatch: pytest.MonkeyPat
         for _ in range(8):  # each is closed, so that the next one finds a descriptor
             assert await greeting(listener.getsockname()) == b"hello"
         task.cancel()
+
+
+async def test_another_error_leaves_the_event_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepting that fails at once, without waiting, would let nothing else run."""
+    loop = asyncio.get_running_loop()
+    tries = []
+
+    async def fail(listener: Any) -> Any:
+        tries.append(listener)
+        if len(tries) > 3:
+            raise asyncio.CancelledError
+        raise OSError(errno.EPERM, "a firewall's rule")
+
+    pauses = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(loop, "sock_accept", fail)
+    monkeypatch.setattr(accepting.asyncio, "sleep", pause)  # type: ignore[attr-defined]
+    with bind("127.0.0.1", 0) as listener, pytest.raises(asyncio.CancelledError):
+        await accepting.accept(listener, Greeter)
+    assert pauses == [accepting._PAUSE_S] * 3
