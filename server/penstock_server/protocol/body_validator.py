@@ -19,7 +19,8 @@ Body = TypeVar("Body", bound=BaseModel)
 #: The most members of an object that names things, such as `metadata`, where the field has no limit of its
 #: own.
 MAX_MEMBERS = 1024
-#: The most unknown members of an object that has fields. Each of them is an error of its own.
+#: The most unknown members of an object that has fields and takes no others: each is an error of its own.
+#: Where unknown ones are left out, they are MAX_MEMBERS.
 MAX_UNKNOWN = 32
 #: The most characters of the name that says which of several kinds an object is (`type`). pydantic puts an
 #: unknown name into its message several times.
@@ -53,22 +54,28 @@ class BodyValidator(Generic[Body]):
         return body, [*sorted(_take_unknown(body, "")), *leniency.places]
 
 
-def _bounded(schema: Any) -> Any:
-    """A schema of pydantic's core with limits for lists and objects at all places."""
+def _bounded(schema: Any, most_unknown: int = MAX_UNKNOWN) -> Any:
+    """A schema of pydantic's core with limits for lists and objects at all places. most_unknown: of the model
+    that the schema belongs to."""
     if isinstance(schema, list | tuple):
-        return [_bounded(each) for each in schema]
+        return [_bounded(each, most_unknown) for each in schema]
     if not isinstance(schema, dict):
         return schema
     if not isinstance(schema.get("type"), str):  # schemas by the names of fields or of a union's members
-        return {name: _bounded(each) for name, each in schema.items()}
-    found = {key: each if key in _NO_SCHEMAS else _bounded(each) for key, each in schema.items()}
+        return {name: _bounded(each, most_unknown) for name, each in schema.items()}
+    if schema["type"] == "model":
+        is_strict = schema.get("config", {}).get("extra_fields_behavior") == "forbid"
+        most_unknown = MAX_UNKNOWN if is_strict else MAX_MEMBERS
+    found = {
+        key: each if key in _NO_SCHEMAS else _bounded(each, most_unknown) for key, each in schema.items()
+    }
     match found:
         case {"type": "list"}:
             return found | {"fail_fast": True}
         case {"type": "dict", "values_schema": {"type": kind}} if kind != "any":
             return _checked_first(found, _at_most(found.get("max_length", MAX_MEMBERS)))
         case {"type": "model-fields", "fields": dict() as fields}:
-            return _checked_first(found, _at_most(len(fields) + MAX_UNKNOWN))
+            return _checked_first(found, _at_most(len(fields) + most_unknown))
         case {"type": "tagged-union", "discriminator": str() as name}:
             return _checked_first(found, _with_short_tag(name))
     return found

@@ -128,3 +128,13 @@ def test_tools_of_other_kinds_keep_their_members() -> None:
         {"input": "x", "tools": [tool], "made_up": 1}, is_lenient=True
     )
     assert unknown == ["made_up"] and body.tools is not None and body.tools[0].model_dump() == tool
+
+
+def test_ollamas_options_may_have_many_that_are_unknown() -> None:
+    """They are left out anyway, and are no errors."""
+    many = {f"a{number}": number for number in range(MAX_MEMBERS)}
+    body = {"model": "m", "messages": [MESSAGE], "options": many | {"seed": 1}}
+    made, _ = BodyValidator(ChatRequest).validate(body, is_lenient=True)
+    assert made.options is not None and made.options.seed == 1
+    body["options"] = many | {f"b{number}": 1 for number in range(MAX_MEMBERS)}
+    assert mistakes(ChatRequest, body) == [("too_long", "options")]
