@@ -44,13 +44,17 @@ class Options(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repeat_penalty: float | None = None
-    repeat_last_n: Whole | None = Field(None, description="0: no repeat_penalty; others have no effect.")
-    seed: Whole | None = Field(None, description="-1: any")
+    repeat_last_n: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = Field(
+        None, description="0: no repeat_penalty; others have no effect."
+    )
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="-1: any")
     stop: StopStrings | None = None
     num_predict: Annotated[Whole, Field(ge=-2, le=MAX_INT)] | None = Field(
         None, description="The most tokens of the answer; 0 and less: as many as the context has room for."
     )
-    num_ctx: Whole | None = Field(None, description="Without effect: the server's context has its own size.")
+    num_ctx: Annotated[Whole, Field(ge=-1, le=MAX_INT)] | None = Field(
+        None, description="Without effect: the server's context has its own size."
+    )
     speculation: bool | None = Field(
         None, description="Penstock's own. false: no guesses of the answer's tokens are computed ahead."
     )

@@ -120,6 +120,7 @@ class Message(Wire):
     annotations: list[Any] | None = None
     cache_control: dict[str, Any] | None = None
     reasoning_details: list[Any] | None = None
+    thinking_blocks: list[Any] | None = Field(None, description="Without effect; LiteLLM adds it.")
     parsed: Any = Field(None, description="Without effect; the openai package adds it.")
 
     @model_validator(mode="before")
@@ -128,6 +129,8 @@ class Message(Wire):
         if not isinstance(body, dict):
             return body
         leniency = leniency_of(info)
+        if body.get("role") == "assistant":  # an answer's images, of LiteLLM's; a user's would be unknown
+            body = {name: value for name, value in body.items() if name != "images"}
         if body.get("audio") and leniency.is_lenient:  # a spoken answer, which has an id alone
             leniency.left_out["audio"] += 1
             body = body | {"audio": None, "content": body.get("content") or note("audio")}

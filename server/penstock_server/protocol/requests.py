@@ -10,6 +10,7 @@ fields are accepted without effect: many clients always send them, and they coul
     stream_options.include_obfuscation      padding against eavesdroppers; we send none
     cache_control (of messages, their parts and tools)      Anthropic's hint, which some libraries leave in
     messages.*.reasoning_details      OpenRouter's form of what stands in `reasoning` as well
+    messages.*.thinking_blocks, images (of an assistant's message)      LiteLLM's, for reasoning and images
     messages.*.annotations, parsed, provider_specific_fields and tool_calls.*.index, function.parsed_arguments
                                             what client libraries leave in the messages that they send back
 

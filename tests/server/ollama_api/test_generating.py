@@ -302,7 +302,9 @@ def test_whole_numbers_may_be_floats(server: LiveServer) -> None:
     params = last(server)[1]
     assert (params.top_k, params.seed, params.max_tokens, params.logprobs) == (40, 7, 3, 2)
     assert all(type(number) is int for number in (params.top_k, params.seed, params.max_tokens))
-    for name, value in (("top_k", 40.5), ("seed", 7.25), ("num_predict", "3"), ("num_ctx", True)):
+    wrong = [("top_k", 40.5), ("seed", 7.25), ("num_predict", "3"), ("num_ctx", True)]
+    wrong += [("seed", 1e300), ("seed", 2**63), ("num_ctx", 1e300), ("repeat_last_n", -1e300)]
+    for name, value in wrong:
         content = json.dumps(body | {"options": {name: value}})
         refused = httpx2.post(f"{server.root}/api/chat", content=content)
         assert refused.status_code == 400 and f"options.{name}" in refused.json()["error"]

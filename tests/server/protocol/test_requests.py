@@ -366,9 +366,12 @@ def test_hints_of_other_apis_in_messages() -> None:
         "content": "x",
         "reasoning": "Hm.",
         "reasoning_details": [{}],
+        "thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "s"}],
+        "images": [{"type": "image_url", "index": 0, "image_url": {"url": "data:image/png;base64,AA=="}}],
         "cache_control": hint,
     }
     asked = {"role": "user", "content": [{"type": "text", "text": "y", "cache_control": hint}]}
     tool = {"type": "function", "function": {"name": "f"}, "cache_control": hint}
     turns = chat(messages=[said, asked], tools=[tool]).as_conversation.turns
     assert (turns[0].reasoning, turns[1].text) == ("Hm.", "y")
+    assert refused(chat, messages=[asked | {"images": ["AA=="]}])["loc"] == ("messages", 0, "images")
