@@ -61,10 +61,13 @@ class _Scan:
         import numpy as np
 
         chunk = bytes(self._data[start : start + CHUNK_BYTES])
-        if chunk.endswith(b"\\") and len(chunk) == CHUNK_BYTES:
-            # A backslash and what it escapes are looked at together.
-            num_escapes = len(chunk) - len(chunk.rstrip(b"\\"))
-            chunk = chunk[: len(chunk) - num_escapes % 2]
+        if len(chunk) == CHUNK_BYTES and (chunk.endswith((b"\\", b"\\u"))):
+            # A backslash and what it escapes are looked at together, and so is a `u` with its first digit: it
+            # tells whether this is half of a pair.
+            before_u = chunk[: len(chunk) - chunk.endswith(b"u")]
+            num_escapes = len(before_u) - len(before_u.rstrip(b"\\"))
+            if num_escapes % 2 and len(before_u) > 1:
+                chunk = before_u[:-1]
         end = start + len(chunk)
         if b"\\" in chunk:  # afterwards every quote begins or ends a text
             chunk = chunk.replace(b"\\\\", b"__").replace(b'\\"', b"__")
@@ -150,6 +153,6 @@ class _TextSize:
             # A character up to U+00FF begins with a byte up to C3; one beyond U+FFFF begins with F0 or more.
             self._width = max(self._width, 4 if widest >= 0xF0 else 2 if widest > 0xC3 else 1)
         if b"\\u" in part:
-            is_pair = b"\\ud" in part or b"\\uD" in part or part.endswith(b"\\u")  # the rest comes later
+            is_pair = b"\\ud" in part or b"\\uD" in part
             self._width = max(self._width, 4 if is_pair else 2)
             self._is_ascii = False

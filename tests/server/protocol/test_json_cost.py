@@ -39,7 +39,7 @@ def depth_of(value: Any) -> int:
 
 
 @settings(deadline=None, max_examples=50)
-@given(VALUES, st.booleans(), st.integers(2, 60))
+@given(VALUES, st.booleans(), st.integers(3, 60))
 def test_the_cost_is_at_least_what_the_values_take(value: Any, is_ascii: bool, chunk: int) -> None:
     """In chunks of any size, whose borders lie in texts, escapes and characters."""
     data = json.dumps(value, ensure_ascii=is_ascii).encode("utf-8", "replace")
@@ -86,3 +86,14 @@ def test_looking_ends_at_the_limit_and_names_the_field(end: str) -> None:
     assert (deep.field, deep.depth) == ("b", 1002)
     assert JsonCost.of(b"[" * 1000, ENDLESS, 100).field is None
     assert JsonCost.of(b'{"' + b"n" * 1000 + b'": [' + b"[" * 1000, ENDLESS, 100).field is None
+
+
+@pytest.mark.parametrize("before", range(8))
+def test_an_escape_at_a_chunks_end_is_as_wide_as_elsewhere(before: int) -> None:
+    """Four bytes for each character of a text that needs two would be a refusal of a body that fits."""
+    text = "a" * before + "\\\\" * 3 + "\\u00e9" * 1000
+    data = f'["{text}"]'.encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_cost, "CHUNK_BYTES", 16)
+        cost = JsonCost.of(data, ENDLESS, ENDLESS)
+    assert abs(cost.num_bytes - JsonCost.of(data, ENDLESS, ENDLESS).num_bytes) <= 16
