@@ -139,7 +139,7 @@ def checked_spec(
     check_sizes(config)
     try:
         spec = family.read_spec(config)
-        check_spec(spec, config)
+        check_spec(spec, config, has_own_norms=family is ThroughTransformers)
     except MALFORMED as error:
         raise InvalidConfig(
             f"config.json makes no sense for {', '.join(config.get('architectures') or ())} ({error!r}); "

@@ -40,13 +40,14 @@ def check_sizes(config: Mapping[str, Any]) -> None:
                 refuse(name, value, f"a whole number from 1 to {most}")
 
 
-def check_spec(spec: ModelSpec, config: Mapping[str, Any]) -> None:
-    """Raises InvalidConfig if numbers make no sense or contradict each other, and UnsupportedModel."""
+def check_spec(spec: ModelSpec, config: Mapping[str, Any], has_own_norms: bool = False) -> None:
+    """Raises InvalidConfig if numbers make no sense or contradict each other, and UnsupportedModel.
+    has_own_norms: the layers are modules of transformers, which read the epsilons of their norms."""
     for name, value in _floats(spec, ""):
         is_limit = any(limit in name for limit in _LIMITS)
         if math.isnan(value) or (math.isinf(value) and not is_limit):
             refuse(name, value, "a number")
-    if spec.norm_eps <= 0:
+    if not has_own_norms and spec.norm_eps <= 0:
         refuse("the epsilon of norms", spec.norm_eps, "a number above 0")
     sizes = (
         ("hidden_size", spec.hidden_size, MAX_HIDDEN),
@@ -67,15 +68,16 @@ def check_spec(spec: ModelSpec, config: Mapping[str, Any]) -> None:
             refuse("the number of heads of keys and values", num_kv_heads, expected)
     for rope in spec.ropes:
         _check_rope(rope, spec)
-    _check_ends(config.get("eos_token_id"), spec.vocab_size)
+    _check_ends(config.get("eos_token_id"))
 
 
-def _check_ends(ends: Any, vocab_size: int) -> None:
-    """Raises InvalidConfig for end tokens that the model can't write: no answer would end."""
+def _check_ends(ends: Any) -> None:
+    """Raises InvalidConfig for end tokens that are no tokens. One beyond the model's vocabulary is allowed: it
+    ends no answer, and published models have some (Chinese GPT-2s keep GPT-2's 50256)."""
     for token_id in ends if isinstance(ends, list) else [ends]:
-        is_id = type(token_id) is int and 0 <= token_id < vocab_size
+        is_id = type(token_id) is int and 0 <= token_id < MAX_VOCAB
         if token_id is not None and not is_id:
-            refuse("eos_token_id", token_id, f"a token id below vocab_size, {vocab_size}")
+            refuse("eos_token_id", token_id, "a token id")
 
 
 def _check_rope(rope: RopeSpec, spec: ModelSpec) -> None:

@@ -29,7 +29,7 @@ class PathForm:
             return
         if self._prefix and path.startswith(self._prefix + "/"):
             path = path.removeprefix(self._prefix)
-        if path != "/" and path.endswith("/"):
+        if path != "/" and path.endswith("/") and not path.endswith("//"):
             path = path[:-1]
         # The scope has no root_path: the router would take it off once more, and then another path would be
         # answered than the path for which the API key was checked.

@@ -167,10 +167,10 @@ async def test_a_model_that_leaves_takes_no_request() -> None:
             (await ask(pool, name)).close()
         leaving, stop = fakes.engines["b"], fakes.engines["a"].stop
 
-        async def stop_late() -> None:
+        async def stop_late(timeout_s: float | None = None) -> bool:
             begun.set()
             await may_end.wait()
-            await stop()
+            return await stop(timeout_s)
 
         fakes.engines["a"].stop = stop_late  # type: ignore[method-assign]
         for model in pool.models:

@@ -333,7 +333,9 @@ def test_a_processor_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "plan", "--shape", "solar-10.7b", "--card", "gtx 1060", "--kv-tokens", "2048")
     assert "processor are those of this machine" in text and "28% of the data sheet's peak" in text
-    assert "GTX 1060 6 GB: 6 GiB" in text and "device: " in text and "waits for host to device" in text
+    assert "GTX 1060 6 GB: 6 GiB" in text and "device: " in text
+    # Of the host's memory and the link to the card, one is slower on each machine.
+    assert "waits for host" in text
 
 
 def test_no_more_sequences_are_promised_than_have_room(capsys: pytest.CaptureFixture[str]) -> None:
