@@ -72,8 +72,8 @@ def check_spec(spec: ModelSpec, config: Mapping[str, Any], has_own_norms: bool =
 
 
 def _check_ends(ends: Any) -> None:
-    """Raises InvalidConfig for end tokens that are no tokens. One beyond the model's vocabulary is allowed: it
-    ends no answer, and published models have some (Chinese GPT-2s keep GPT-2's 50256)."""
+    """Raises InvalidConfig for end tokens that are no tokens. One beyond the vocabulary is allowed: it ends
+    no answer, and published models have some (Chinese GPT-2s keep GPT-2's 50256)."""
     for token_id in ends if isinstance(ends, list) else [ends]:
         is_id = type(token_id) is int and 0 <= token_id < MAX_VOCAB
         if token_id is not None and not is_id:
