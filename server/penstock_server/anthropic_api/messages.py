@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock_server.answers.formats import ChatFormat, Extras
@@ -13,7 +13,7 @@ from penstock_server.anthropic_api.messages_request import MessagesRequest, Prom
 from penstock_server.prompts.inputs import refuse_long_text, refuse_overlong
 from penstock_server.prompts.questions import count_tokens, read_chat, within_context
 from penstock_server.routing.body_route import BodyRoute
-from penstock_server.routing.checks import LEAST_LIMIT, leave_out, require_json
+from penstock_server.routing.checks import LEAST_LIMIT, leave_out
 from penstock_server.routing.descriptions import errors_as, event_stream_of
 from penstock_server.routing.generation_routes import GenerationRoutes
 
@@ -21,14 +21,12 @@ from penstock_server.routing.generation_routes import GenerationRoutes
 class MessagesRoutes(GenerationRoutes):
     def router(self) -> APIRouter:
         router = APIRouter(tags=["anthropic"], responses=errors_as(MessageError), route_class=BodyRoute)
-        takes_json = [Depends(require_json)]
         router.post(
             "/messages",
             response_model=MessageBody,
-            dependencies=takes_json,
             responses={200: event_stream_of(MessageEvent.__name__, last=None)},
         )(self.create)
-        router.post("/messages/count_tokens", dependencies=takes_json)(self.count)
+        router.post("/messages/count_tokens")(self.count)
         return router
 
     async def create(self, body: MessagesRequest, request: Request) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,7 +13,7 @@ from penstock.errors import CapacityError, CheckpointError, CheckpointNotFound, 
 from penstock_server.models.served_models import ServedModels
 from penstock_server.protocol.errors import ApiError
 from penstock_server.routing.body_route import BodyRoute
-from penstock_server.routing.checks import loaded_engine, require_json
+from penstock_server.routing.checks import loaded_engine
 from penstock_server.routing.descriptions import ERRORS
 
 
@@ -43,9 +43,7 @@ class AdapterRoutes:
         self._models = models
 
     def router(self) -> APIRouter:
-        router = APIRouter(
-            tags=["adapters"], responses=ERRORS, dependencies=[Depends(require_json)], route_class=BodyRoute
-        )
+        router = APIRouter(tags=["adapters"], responses=ERRORS, route_class=BodyRoute)
         for path, route in (("/load_lora_adapter", self.load), ("/unload_lora_adapter", self.unload)):
             router.post(path, response_class=PlainTextResponse)(route)
         return router

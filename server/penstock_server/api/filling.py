@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock_server.answers.fill_format import FillFormat, SpanReader
@@ -10,7 +10,6 @@ from penstock_server.prompts.filling import read_fill
 from penstock_server.prompts.inputs import refuse_long_text
 from penstock_server.protocol.fill_bodies import FillAnswer, FillChunk, FillRequest
 from penstock_server.routing.body_route import BodyRoute
-from penstock_server.routing.checks import require_json
 from penstock_server.routing.descriptions import ERRORS, event_stream_of
 from penstock_server.routing.generation_routes import GenerationRoutes
 
@@ -21,7 +20,6 @@ class FillRoutes(GenerationRoutes):
         router.post(
             "/fill",
             response_model=FillAnswer,
-            dependencies=[Depends(require_json)],
             responses={200: event_stream_of(FillChunk.__name__)},
         )(self.fill)
         return router

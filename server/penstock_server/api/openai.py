@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock_server.answers.formats import ChatFormat, CompletionFormat, Extras
@@ -18,7 +18,6 @@ from penstock_server.protocol.answer_bodies import ChatCompletion, ChatCompletio
 from penstock_server.protocol.generation_fields import GenerationFields
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
 from penstock_server.routing.body_route import BodyRoute
-from penstock_server.routing.checks import require_json
 from penstock_server.routing.descriptions import ERRORS, event_stream_of
 from penstock_server.routing.generation_routes import GenerationRoutes
 
@@ -33,7 +32,6 @@ class OpenAIRoutes(GenerationRoutes):
             router.post(
                 path,
                 response_model=answer,
-                dependencies=[Depends(require_json)],
                 responses={200: event_stream_of(chunk.__name__)},
             )(route)
         return router

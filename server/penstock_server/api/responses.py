@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -16,7 +16,7 @@ from penstock_server.prompts.questions import read_input, read_response
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.responses_request import ResponsesRequest
 from penstock_server.routing.body_route import BodyRoute
-from penstock_server.routing.checks import check_length, leave_out, note_ignored, require_json
+from penstock_server.routing.checks import check_length, leave_out, note_ignored
 from penstock_server.routing.descriptions import ERRORS, event_stream_of
 from penstock_server.routing.generation_routes import GenerationRoutes
 
@@ -29,12 +29,9 @@ class InputTokens(BaseModel):
 class ResponsesRoutes(GenerationRoutes):
     def router(self) -> APIRouter:
         router = APIRouter(tags=["responses"], responses=ERRORS, route_class=BodyRoute)
-        takes_json = [Depends(require_json)]
         stream: dict[int | str, dict[str, Any]] = {200: event_stream_of(ResponseEvent.__name__, last=None)}
-        router.post("/responses", response_model=ResponseObject, dependencies=takes_json, responses=stream)(
-            self.create
-        )
-        router.post("/responses/input_tokens", dependencies=takes_json)(self.count)
+        router.post("/responses", response_model=ResponseObject, responses=stream)(self.create)
+        router.post("/responses/input_tokens")(self.count)
         router.get("/responses/{response_id}")(self.find)
         router.delete("/responses/{response_id}")(self.find)
         router.post("/responses/{response_id}/cancel")(self.find)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
 from starlette.responses import Response
 
@@ -25,7 +25,7 @@ from penstock_server.protocol.requests import MAX_MESSAGES
 from penstock_server.protocol.tools import MAX_TOOLS, Tool
 from penstock_server.protocol.wire import Count, OnlyTrue, Text, Unsupported, Wire, invalid
 from penstock_server.routing.body_route import BodyRoute
-from penstock_server.routing.checks import check_length, require_json, use_model
+from penstock_server.routing.checks import check_length, use_model
 from penstock_server.routing.descriptions import ERRORS
 from penstock_server.settings.settings import Settings
 from penstock_server.tools.use import ToolUse
@@ -139,9 +139,7 @@ class TokenizationRoutes:
 
     def router(self) -> APIRouter:
         errors: dict[int | str, dict[str, Any]] = ERRORS
-        router = APIRouter(
-            tags=["tokens"], responses=errors, dependencies=[Depends(require_json)], route_class=BodyRoute
-        )
+        router = APIRouter(tags=["tokens"], responses=errors, route_class=BodyRoute)
         router.post("/tokenize", response_model=Tokens)(self.tokenize)
         router.post("/detokenize")(self.detokenize)
         return router

@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
 from penstock_server.facade.model import ServedModel
 from penstock_server.facade.needs import ModelNeeds
@@ -29,7 +29,7 @@ from penstock_server.ollama_api.errors import OllamaError
 from penstock_server.ollama_api.names import known_name
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.wire import Wire
-from penstock_server.routing.checks import known_model, require_json
+from penstock_server.routing.checks import known_model
 from penstock_server.routing.descriptions import errors_as
 from penstock_server.tools.reasoning import detect_format
 
@@ -66,7 +66,7 @@ class CatalogRoutes:
         router.get("/version")(self.version)
         router.get("/tags")(self.tags)
         router.get("/ps")(self.running)
-        router.post("/show", dependencies=[Depends(require_json)])(self.show)
+        router.post("/show")(self.show)
         return router
 
     async def version(self) -> ApiVersion:

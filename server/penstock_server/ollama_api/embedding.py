@@ -6,7 +6,7 @@ import time
 from array import array
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, BeforeValidator, Field
 
 from penstock import PoolingParams
@@ -18,7 +18,7 @@ from penstock_server.ollama_api.options import whole
 from penstock_server.ollama_api.requests import NO_OPTIONS, ModelFields
 from penstock_server.prompts.pooled_texts import TextRules, read_texts
 from penstock_server.protocol.wire import PositiveCount, Text
-from penstock_server.routing.checks import note_ignored, require_json
+from penstock_server.routing.checks import note_ignored
 from penstock_server.routing.descriptions import errors_as
 from penstock_server.routing.generation_routes import GenerationRoutes
 
@@ -62,7 +62,7 @@ class OllamaEmbeddingRoutes(GenerationRoutes):
     def router(self) -> APIRouter:
         router = APIRouter(tags=["ollama"], responses=errors_as(OllamaError), route_class=JsonRoute)
         for path, route in (("/embed", self.embed), ("/embeddings", self.embed_one)):
-            router.post(path, dependencies=[Depends(require_json)])(route)
+            router.post(path)(route)
         return router
 
     async def embed(self, body: EmbedRequest, request: Request) -> Embedded:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from penstock_server.answers.formats import ChatFormat, Extras
@@ -24,7 +24,7 @@ from penstock_server.prompts.questions import (
     within_context,
 )
 from penstock_server.protocol.requests import ChatCompletionRequest, CompletionRequest
-from penstock_server.routing.checks import known_model, note_ignored, require_json
+from penstock_server.routing.checks import known_model, note_ignored
 from penstock_server.routing.descriptions import errors_as, line_stream_of
 from penstock_server.routing.generation_routes import GenerationRoutes
 
@@ -39,7 +39,6 @@ class OllamaRoutes(GenerationRoutes):
             router.post(
                 path,
                 response_model=answer,
-                dependencies=[Depends(require_json)],
                 responses={200: line_stream_of(answer.__name__)},
             )(route)
         return router

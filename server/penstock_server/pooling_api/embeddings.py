@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock import PoolingParams
@@ -17,16 +17,13 @@ from penstock_server.pooling_api.embedding_bodies import (
 )
 from penstock_server.prompts.pooled_texts import TextRules, read_texts
 from penstock_server.routing.body_route import BodyRoute
-from penstock_server.routing.checks import require_json
 from penstock_server.routing.descriptions import ERRORS
 from penstock_server.routing.generation_routes import GenerationRoutes
 
 
 class EmbeddingRoutes(GenerationRoutes):
     def router(self) -> APIRouter:
-        router = APIRouter(
-            tags=["openai"], responses=ERRORS, dependencies=[Depends(require_json)], route_class=BodyRoute
-        )
+        router = APIRouter(tags=["openai"], responses=ERRORS, route_class=BodyRoute)
         router.post("/embeddings", response_model=EmbeddingList)(self.embed)
         return router
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
 from penstock_server.models.pooled_model import ModelInUse
 from penstock_server.pooling_api.embedding_bodies import PooledUsage
@@ -20,25 +20,20 @@ from penstock_server.pooling_api.ranking_bodies import (
 )
 from penstock_server.prompts.pooled_texts import num_pair_chars, read_pairs
 from penstock_server.routing.body_route import BodyRoute
-from penstock_server.routing.checks import require_json
 from penstock_server.routing.descriptions import ERRORS
 from penstock_server.routing.generation_routes import GenerationRoutes
 
 
 class RankingRoutes(GenerationRoutes):
     def router(self) -> APIRouter:
-        router = APIRouter(
-            tags=["scores"], responses=ERRORS, dependencies=[Depends(require_json)], route_class=BodyRoute
-        )
+        router = APIRouter(tags=["scores"], responses=ERRORS, route_class=BodyRoute)
         router.post("/score")(self.score)
         router.post("/rerank", response_model_exclude_none=True)(self.rerank)
         return router
 
     def cohere_router(self) -> APIRouter:
         """Cohere's path of the same route."""
-        router = APIRouter(
-            tags=["scores"], responses=ERRORS, dependencies=[Depends(require_json)], route_class=BodyRoute
-        )
+        router = APIRouter(tags=["scores"], responses=ERRORS, route_class=BodyRoute)
         router.post("/v2/rerank", response_model_exclude_none=True)(self.rerank)
         return router
 

@@ -23,8 +23,8 @@ from penstock_server.routing.checks import note_ignored, require_json
 #: A body up to this size is read on the event loop: it takes few milliseconds, whatever it holds.
 _SMALL_BYTES = 1 << 15
 #: Memory that the values of a body may take, by the largest size of a body. With the body itself it is four
-#: times this size.
-_MEMORY_FACTOR = 3
+#: times this size. A server that takes only small bodies still has room for the values of one of them.
+_MEMORY_FACTOR, _LEAST_MEMORY = 3, 16 << 20
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class BodyReader:
     def __init__(self, max_body_bytes: int, is_lenient: bool, always_lenient: str) -> None:
         """is_lenient: unknown fields are left out, and notes stand for parts that are no text; both are noted
         in the header. Unknown fields always are on paths that begin with `always_lenient`."""
-        self._most_bytes = _MEMORY_FACTOR * max_body_bytes
+        self._most_bytes = max(_MEMORY_FACTOR * max_body_bytes, _LEAST_MEMORY)
         self._is_lenient = is_lenient
         self._always_lenient = always_lenient
         # One thread: several large bodies one after the other take no longer, and less memory at a time.
@@ -71,7 +71,12 @@ class BodyReader:
             return cost_of(data, self._most_bytes)
         except JsonTooCostly as error:
             status, code = (400, "invalid_value") if error.is_too_deep else (413, "request_too_large")
-            message = f"{error.field or 'The body'}: {error}."
+            advice = (
+                ""
+                if error.is_too_deep
+                else "; send less at a time, or start with a larger --max-request-size"
+            )
+            message = f"{error.field or 'The body'}: {error}{advice}."
             raise ApiError(status, message, code=code, param=error.field) from None
 
     def _made(self, data: bytearray, kind: type[BaseModel], is_lenient: bool) -> tuple[BaseModel, list[str]]:
@@ -121,7 +126,7 @@ class BodyRoute(APIRoute):
 
         async def answer_read(request: Request) -> Response:
             # Before anything else: FastAPI itself would read a body of another type, without limits.
-            await require_json(request.headers.get("content-type", ""))
+            require_json(request.headers.get("content-type", ""))
             body = await request.app.state.bodies.read(request, kind)
             return await answer(_ReadRequest(request, body))
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from fastapi import Header, Request
+from fastapi import Request
 
 from penstock.errors import DeadlineExceeded, QueueFull, QueueTimeout
 from penstock_server.answers.streaming import unless_disconnected
@@ -20,7 +19,7 @@ from penstock_server.telemetry.request_info import current_request
 LEAST_LIMIT = 1 << 16
 
 
-async def require_json(content_type: Annotated[str, Header(include_in_schema=False)] = "") -> None:
+def require_json(content_type: str) -> None:
     """Raises 415 for a content type that is not JSON."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind != "application/json":
