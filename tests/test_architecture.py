@@ -145,7 +145,7 @@ def test_the_client_imports_nothing_of_ours_and_http_in_one_file() -> None:
         assert not names & {"penstock", "penstock_server", "torch"}, path
         if "httpx2" in names:
             http.append(path.name)
-    assert http == ["transport.py"]
+    assert http == ["http_library.py"]
 
 
 @pytest.mark.parametrize("module", PURE)

@@ -85,4 +85,4 @@ def test_leaving_the_client_closes_it(server):
         async with AsyncClient(server.url, model="tiny") as client:
             return client
 
-    assert asyncio.run(main())._transport._http.is_closed
+    assert asyncio.run(main())._session.transport._http.is_closed

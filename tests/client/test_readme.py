@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_client import async_client, client
+from penstock_client._sync import client
 
 README = Path(__file__).parents[2] / "clients" / "python" / "README.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
@@ -42,7 +42,6 @@ def test_there_are_examples():
     assert len(EXAMPLES) >= 7
 
 
-@pytest.mark.parametrize("module", [client, async_client])
-def test_examples_of_the_docstrings(module):
-    result = doctest.testmod(module)
+def test_examples_of_the_docstrings():
+    result = doctest.testmod(client)
     assert result.attempted and not result.failed

@@ -1,5 +1,6 @@
 """Streams of both clients, against a real server."""
 
+import asyncio
 import gc
 
 import pytest
@@ -264,3 +265,18 @@ def test_every_choice_is_in_the_chunks(client, server):
     chunks = client.drain(client.stream_complete("Once", n=2)).chunks
     texts = [(choice.index, choice.text) for chunk in chunks for choice in chunk.choices]
     assert texts == [(0, "a"), (1, "x")]
+
+
+def test_a_blocking_client_works_where_an_event_loop_runs_and_its_stream_outlives_that(server):
+    server.script += [Answer.json(samples.completion()), Events([samples.completion_stream()])]
+
+    async def main():
+        client = Client(server.url, model="tiny")
+        answer = client.complete("Once")
+        stream = client.stream_complete("Once")
+        first = next(stream)
+        return client, answer, stream, first
+
+    client, answer, stream, first = asyncio.run(main())
+    with client:
+        assert answer.text and first.text + "".join(chunk.text for chunk in stream) == "Grüße 🌍!"

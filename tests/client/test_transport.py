@@ -11,10 +11,11 @@ import subprocess
 import httpx2
 import pytest
 
+from penstock_client._sync.transport import Transport
 from penstock_client.errors import ConnectionFailed, ProtocolError, StreamInterrupted, Timeout
 from penstock_client.exchange import Request
+from penstock_client.http_library import RequestOptions, translated
 from penstock_client.settings import Settings
-from penstock_client.transport import Transport, _RequestOptions, _translated
 from penstock_client.version import USER_AGENT
 
 from . import samples
@@ -51,7 +52,7 @@ def settings(url: str = "http://127.0.0.1:8000", key: str | None = None) -> Sett
 def test_translation(error, request_, has_begun, kind, is_retryable):
     with (
         pytest.raises(kind) as caught,
-        _translated(request_, "req-1", has_begun=has_begun),
+        translated(request_, "req-1", has_begun=has_begun),
     ):
         raise error("", request=httpx2.Request("GET", "http://host:8000/v1/models"))
     assert type(caught.value) is kind
@@ -62,23 +63,23 @@ def test_translation(error, request_, has_begun, kind, is_retryable):
 
 
 def test_an_exception_without_text_is_named():
-    with pytest.raises(ConnectionFailed, match="ReadError"), _translated(POST, None):
+    with pytest.raises(ConnectionFailed, match="ReadError"), translated(POST, None):
         raise httpx2.ReadError("")
 
 
 def test_other_exceptions_pass():
-    with pytest.raises(KeyError), _translated(POST, None):
+    with pytest.raises(KeyError), translated(POST, None):
         raise KeyError("a bug of the caller")
 
 
 def test_limits_hold_between_reads():
-    options, _ = _RequestOptions(settings())(POST)
+    options, _ = RequestOptions(settings())(POST)
     assert (options["timeout"].connect, options["timeout"].read) == (5.0, 600.0)
 
 
 @pytest.mark.parametrize(("seconds", "limit"), [(7.0, 7.0), (math.inf, None)])
 def test_a_request_may_have_its_own_limit(seconds, limit):
-    options, _ = _RequestOptions(settings())(POST.with_timeout(seconds))
+    options, _ = RequestOptions(settings())(POST.with_timeout(seconds))
     assert (options["timeout"].connect, options["timeout"].read) == (5.0, limit)
 
 
@@ -173,7 +174,7 @@ def test_a_stream_is_not_to_be_compressed(server):
     server.script.append(Events([samples.completion_stream()]))
     transport = Transport(settings(server.url))
     reply = transport.open(POST)
-    assert b"".join(reply.blocks()) == samples.completion_stream()
+    assert b"".join(iter(reply.next_block, None)) == samples.completion_stream()
     reply.close()
     transport.close()
     assert server.received[0].headers["accept"] == "text/event-stream"

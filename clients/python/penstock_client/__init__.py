@@ -9,9 +9,12 @@ Client has the methods and settings, CompletionParams and ChatParams the keyword
 penstock_client.errors the errors.
 """
 
-from penstock_client.async_client import AsyncClient
-from penstock_client.batch import AsyncBatch, BatchResult
-from penstock_client.batch_thread import Batch
+from penstock_client._async.client import AsyncClient
+from penstock_client._async.streams import AsyncStream
+from penstock_client._sync.client import Client
+from penstock_client._sync.streams import Stream
+from penstock_client.async_batch import AsyncBatch, BatchResult
+from penstock_client.batch import Batch
 from penstock_client.chunks import (
     ChatChunkChoice,
     ChatCompletionChunk,
@@ -19,7 +22,6 @@ from penstock_client.chunks import (
     Delta,
     ToolCallDelta,
 )
-from penstock_client.client import Client
 from penstock_client.errors import (
     AnswerCutOff,
     APIError,
@@ -70,7 +72,6 @@ from penstock_client.results import (
 )
 from penstock_client.schemas import function_tool, json_schema, tool_result
 from penstock_client.server_info import Health, Model, Tokens
-from penstock_client.streams import AsyncStream, Stream
 from penstock_client.version import __version__
 
 __all__ = [

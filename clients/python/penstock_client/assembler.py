@@ -141,3 +141,35 @@ class StreamAssembler(Generic[C, R]):
             raise
         self._pieces.add(chunk)
         return chunk
+
+
+class StreamedAnswer(Generic[C, R]):
+    """The answer of a stream so far; after the last chunk, the whole answer."""
+
+    def __init__(self, assembler: StreamAssembler[C, R]) -> None:
+        self._assembler = assembler
+
+    @property
+    def text(self) -> str:
+        """The text of choice 0."""
+        return self._assembler.text
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why choice 0 ended; None: it has not."""
+        return self._assembler.finish_reason
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls of choice 0. Their arguments may be incomplete until the stream ends."""
+        return self._assembler.tool_calls
+
+    @property
+    def usage(self) -> Usage | None:
+        """The counts of tokens, which come with the last chunk."""
+        return self._assembler.usage
+
+    @property
+    def request_id(self) -> str | None:
+        """The server's name for the request, known once the stream is open."""
+        return self._assembler.request_id

@@ -1,186 +1,109 @@
-"""AsyncBatch: answers to many prompts, a bounded number at a time. Knows nothing of HTTP."""
+"""Batch: an AsyncBatch for callers without an event loop. It runs on an event loop in its own thread."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import random
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sized
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+import threading
+from collections.abc import Coroutine, Generator, Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
-from penstock_client.errors import PenstockError
-from penstock_client.filled import Filled
-from penstock_client.patience import Patience, Tries
-from penstock_client.progress import ProgressReport, Tally, reporter
-from penstock_client.responses import Response
-from penstock_client.results import ChatCompletion, Completion
+from penstock_client._async.session import AsyncSession
+from penstock_client._async.transport import AsyncTransport
+from penstock_client._sync.session import Session
+from penstock_client.assembler import R
+from penstock_client.async_batch import AsyncBatch, BatchResult, P
+from penstock_client.batch_options import BatchOptions, PromptRequests
 
-P = TypeVar("P")
-R = TypeVar("R", bound="Completion | ChatCompletion | Filled | Response")
-
-#: The most results that may wait for an earlier result or for the reader, per worker.
-_WINDOW = 4
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class BatchResult(Generic[P, R]):
-    """The result of one prompt: either an answer or an error. index: the prompt's number, from 0.
+class Batch(Generic[P, R], Iterator[BatchResult[P, R]]):
+    """An iterator of results. The thread starts with the first `next` and ends with the last.
 
-    num_attempts: how often the prompt was sent; more than once if the server was busy or restarted.
-    """
-
-    index: int
-    prompt: P
-    answer: R | None
-    error: PenstockError | None
-    num_attempts: int
-
-    def unwrap(self) -> R:
-        """The answer. Raises the error if there is no answer."""
-        if self.answer is None:
-            raise self.error or AssertionError("a result has an answer or an error")
-        return self.answer
-
-
-@dataclass(frozen=True)
-class BatchOptions:
-    """The options of a batch; see Client.batch. Raises ValueError for an unusable option."""
-
-    concurrency: int
-    ordered: bool
-    progress: ProgressReport
-    patience_s: float | None
-
-    def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise ValueError(f"concurrency is {self.concurrency}; give 1 or more")
-        Patience(self.patience_s)
-
-
-class AsyncBatch(Generic[P, R], AsyncIterator[BatchResult[P, R]]):
-    """An iterator of results. Nothing begins before the first `anext`.
-
-    Leaving an `async with` early, or dropping the batch, ends the requests that still run.
+    Leaving a `with` early, or dropping the iterator, ends the requests that still run.
     """
 
     def __init__(
         self,
+        session: Session,
         prompts: Iterable[P],
-        ask: Callable[[P, Callable[[], None]], Awaitable[R]],
+        requests: PromptRequests[R],
         options: BatchOptions,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """ask: makes one attempt at a prompt, and calls its second argument when the server takes it."""
-        # No running task refers to this object, so that the caller can drop it.
-        self._results = _Run(prompts, ask, options, sleep).results()
+        """Raises ValueError for a session with a client of the HTTP library that others gave."""
+        if not session.transport.is_own:
+            raise ValueError(
+                "a batch runs on a thread of its own and can't use this client's http_client; use "
+                "AsyncClient with an httpx2.AsyncClient"
+            )
+        transport = AsyncTransport(session.settings)
+        twin = AsyncSession(session.settings, session.policy, session.model, transport, asyncio.sleep)
+        self._results = _results(transport, AsyncBatch(twin, prompts, requests, options))
 
-    def __aiter__(self) -> AsyncBatch[P, R]:
+    def __iter__(self) -> Batch[P, R]:
         return self
 
-    async def __anext__(self) -> BatchResult[P, R]:
-        return await anext(self._results)
+    def __next__(self) -> BatchResult[P, R]:
+        return next(self._results)
 
-    async def __aenter__(self) -> AsyncBatch[P, R]:
+    def __enter__(self) -> Batch[P, R]:
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """End the requests that still run. No more results come."""
-        await self._results.aclose()
+        self._results.close()
 
 
-class _Run(Generic[P, R]):
-    """`concurrency` workers take prompts from one iterator and put results into one queue."""
+def _results(transport: AsyncTransport, batch: AsyncBatch[P, R]) -> Generator[BatchResult[P, R], None, None]:
+    worker = _LoopThread()
+    try:
+        while (result := worker.call(_next(batch))) is not None:
+            yield result
+    finally:
+        worker.end_call()
+        worker.call(batch.aclose())
+        worker.call(transport.aclose())
+        worker.close()
 
-    def __init__(
-        self,
-        prompts: Iterable[P],
-        ask: Callable[[P, Callable[[], None]], Awaitable[R]],
-        options: BatchOptions,
-        sleep: Callable[[float], Awaitable[None]],
-    ) -> None:
-        if isinstance(prompts, str):
-            # A str is iterable, but nobody means one prompt per character.
-            raise TypeError(f"a batch takes several prompts, such as a list, not the text {prompts!r:.100}")
-        self._prompts = enumerate(prompts)
-        self._total = len(prompts) if isinstance(prompts, Sized) else None
-        self._ask, self._options, self._sleep = ask, options, sleep
-        self._patience = Patience(options.patience_s)
-        # A prompt takes a place when it begins, and gives it back when its result is read.
-        self._places = asyncio.Semaphore(options.concurrency * _WINDOW)
-        # None: a worker found no more prompts. An exception: not an error of the server, so it ends the
-        # batch.
-        self._done: asyncio.Queue[BatchResult[P, R] | Exception | None] = asyncio.Queue()
 
-    async def results(self) -> AsyncGenerator[BatchResult[P, R], None]:
-        """The result of each prompt, once."""
-        self._report = reporter(self._options.progress)
-        self._tally = Tally(self._total, time.monotonic())
-        workers = [asyncio.create_task(self._work()) for _ in range(self._options.concurrency)]
-        try:
-            self._report(self._tally.snapshot(time.monotonic()))
-            waiting: dict[int, BatchResult[P, R]] = {}
-            next_index = 0
-            async for result in self._as_done():
-                waiting[result.index] = result
-                if not self._options.ordered:
-                    next_index = result.index
-                while next_index in waiting:
-                    yield waiting.pop(next_index)
-                    self._places.release()
-                    next_index += 1
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-            self._report(None)
+async def _next(batch: AsyncBatch[P, R]) -> BatchResult[P, R] | None:
+    return await anext(batch, None)
 
-    async def _as_done(self) -> AsyncIterator[BatchResult[P, R]]:
-        num_working = self._options.concurrency
-        while num_working:
-            match await self._done.get():
-                case None:
-                    num_working -= 1
-                case Exception() as error:
-                    raise error
-                case result:
-                    yield result
 
-    async def _work(self) -> None:
-        try:
-            while True:
-                await self._places.acquire()
-                try:
-                    index, prompt = next(self._prompts)
-                except StopIteration:
-                    break
-                result = await self._result(index, prompt)
-                usage = result.answer.usage if result.answer else None
-                self._tally.add(result.error is not None, usage)
-                self._report(self._tally.snapshot(time.monotonic()))
-                self._done.put_nowait(result)
-        except Exception as error:
-            self._done.put_nowait(error)
-        else:
-            # The place is given back so that another worker finds out, too, that there are no more prompts.
-            self._places.release()
-            self._done.put_nowait(None)
+class _LoopThread:
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[Any] | None = None
+        # A daemon: an interpreter that exits does not wait for a batch that was never closed.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-batch", daemon=True)
+        self._thread.start()
 
-    async def _result(self, index: int, prompt: P) -> BatchResult[P, R]:
-        tries = Tries()
-        for num_attempts in itertools.count(1):
-            try:
-                answer = await self._ask(prompt, self._patience.answered)
-                return BatchResult(index, prompt, answer, None, num_attempts)
-            except PenstockError as error:
-                delay_s = self._patience.delay_s(tries, error, time.monotonic(), random.random())
-                if delay_s is None:
-                    return BatchResult(index, prompt, None, error, num_attempts)
-            self._tally.num_retries += 1
-            self._report(self._tally.snapshot(time.monotonic()))
-            await self._sleep(delay_s)
-        raise AssertionError("count() has no end")
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of `coroutine`, which runs in the thread."""
+
+        async def run() -> T:
+            self._task = asyncio.current_task()
+            return await coroutine
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+    def end_call(self) -> None:
+        """Cancel a call that was left by an exception here, such as KeyboardInterrupt."""
+
+        async def end() -> None:
+            # _task is read here, in the loop, because the call has certainly begun by now.
+            task = self._task
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result()
+
+    def close(self) -> None:
+        self.call(self._loop.shutdown_asyncgens())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

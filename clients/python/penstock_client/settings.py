@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -14,6 +14,10 @@ DEFAULT_TIMEOUT_S = 600.0
 DEFAULT_CONNECT_TIMEOUT_S = 5.0
 #: Seconds. A server tells its health at once, whatever it computes.
 PROBE_TIMEOUT_S = 10.0
+
+#: Functions that wait, in seconds.
+Sleep = Callable[[float], None]
+AsyncSleep = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,51 @@
-"""Client: a Penstock server as Python methods that wait for their answer. session.py does the work."""
+"""A Penstock server as methods. A session sends the requests; requests.py makes them of the arguments."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from penstock_client.async_client import AsyncClient
-from penstock_client.at_once import BlockingSender, at_once, blocking_sleep
-from penstock_client.batch_thread import Batch
+from penstock_client._async.session import AsyncSession
+from penstock_client._async.streams import AsyncStream
+from penstock_client._async.transport import AsyncTransport
+from penstock_client.assembler import CHAT, COMPLETION, FILL, RESPONSE
+from penstock_client.async_batch import AsyncBatch
+from penstock_client.batch_options import BatchOptions, PromptRequests
 from penstock_client.chunks import ChatCompletionChunk, CompletionChunk
+from penstock_client.errors import PenstockError
 from penstock_client.filled import FillChunk, Filled
-from penstock_client.pooled import Embeddings, Ranking, Scores
+from penstock_client.http_library import AsyncHTTPClient
+from penstock_client.pooled import (
+    Embeddings,
+    Ranking,
+    Scores,
+    parse_embeddings,
+    parse_ranking,
+    parse_scores,
+)
 from penstock_client.progress import ProgressReport
-from penstock_client.requests import Messages, Prompt
+from penstock_client.readiness import POLL_INTERVAL_S, Readiness
+from penstock_client.requests import (
+    Messages,
+    Prompt,
+    chat_request,
+    completion_request,
+    detokenize_request,
+    embed_request,
+    fill_request,
+    rerank_request,
+    response_request,
+    score_request,
+    tokenize_request,
+)
 from penstock_client.responses import Response, ResponseChunk
 from penstock_client.results import ChatCompletion, Completion
 from penstock_client.retries import RetryPolicy
-from penstock_client.server_info import Health, Model, Tokens
-from penstock_client.session import Session
-from penstock_client.settings import DEFAULT_CONNECT_TIMEOUT_S, DEFAULT_TIMEOUT_S, Settings
-from penstock_client.streams import Stream
-from penstock_client.transport import HTTPClient, Transport
+from penstock_client.server_info import Health, Model, Tokens, parse_text_of_tokens, parse_tokens
+from penstock_client.settings import DEFAULT_CONNECT_TIMEOUT_S, DEFAULT_TIMEOUT_S, AsyncSleep, Settings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,8 +62,12 @@ if TYPE_CHECKING:
     )
 
 
-class Client:
+class AsyncClient:
     """A client of one Penstock server, or of another server with OpenAI's API.
+
+    Client waits for its answers. AsyncClient is for asyncio: its methods are awaited, and `async with`,
+    `async for` and `aclose` replace `with`, `for` and `close` of the examples. Cancelling a task closes the
+    task's connection, and the server stops.
 
     base_url: default PENSTOCK_BASE_URL, else http://127.0.0.1:8000.
     api_key: default PENSTOCK_API_KEY, else none is sent.
@@ -54,13 +81,14 @@ class Client:
     default_headers: headers of every request; they win over the client's own.
     ca_bundle: a file of certificates (PEM), one of which has signed the server's, in place of those that the
         system trusts.
-    http_client: an httpx2.Client that sends the requests, with its own proxies, certificates and limits. It
-        is not closed with this client, and has no batches: those need an httpx2.AsyncClient.
-    sleep: the function that waits, in seconds, before a retry. Batches have a thread of their own and
-        don't use it.
+    http_client: an httpx2.Client, or for asyncio an httpx2.AsyncClient, that sends the requests, with its own
+        proxies, certificates and limits. It is not closed with this client. Batches need the latter.
+    sleep: the function that waits, in seconds, before a retry. Client's batches have a thread of their own
+        and don't use it.
 
     Raises ValueError for unusable settings; methods raise the errors of errors.py.
-    Several threads may use one client at once. Close the client, or use `with`:
+    Several threads may use one Client at once, and any tasks of one event loop one AsyncClient. Close the
+    client, or use `with`:
 
     >>> with Client() as client:
     ...     answer = client.chat("Who are you?", max_tokens=20)
@@ -79,16 +107,14 @@ class Client:
         max_retries: int = 2,
         default_headers: Mapping[str, str] | None = None,
         ca_bundle: str | os.PathLike[str] | None = None,
-        http_client: HTTPClient | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        http_client: AsyncHTTPClient | None = None,
+        sleep: AsyncSleep = asyncio.sleep,
     ) -> None:
         settings = Settings.resolve(
             base_url, api_key, timeout, connect_timeout, os.environ, default_headers, ca_bundle
         )
-        policy = RetryPolicy(max_retries)
-        self._transport = Transport(settings, http_client)
-        sender = BlockingSender(self._transport)
-        self._session = Session(settings, policy, model, sender, blocking_sleep(sleep))
+        policy, transport = RetryPolicy(max_retries), AsyncTransport(settings, http_client)
+        self._session = AsyncSession(settings, policy, model, transport, sleep)
 
     @property
     def base_url(self) -> str:
@@ -96,71 +122,71 @@ class Client:
         return self._session.settings.base_url
 
     def __repr__(self) -> str:
-        return f"Client({self._session.settings.shown_url!r}, model={self._session.model!r})"
+        return f"{type(self).__name__}({self._session.settings.shown_url!r}, model={self._session.model!r})"
 
-    def complete(self, prompt: Prompt, **params: Unpack[CompletionParams]) -> Completion:
+    async def complete(self, prompt: Prompt, **params: Unpack[CompletionParams]) -> Completion:
         """Continue `prompt`: a text, texts, ids, or lists of them. Keywords: CompletionParams.
 
         >>> story = Client().complete("Once upon a time", max_tokens=5, n=2, seed=1)
         >>> [choice.finish_reason for choice in story.choices]
         ['length', 'length']
         """
-        return at_once(self._session.complete(prompt, params))
+        return COMPLETION.parse(await self._session.send(completion_request(prompt, params)))
 
-    def chat(self, messages: Messages, **params: Unpack[ChatParams]) -> ChatCompletion:
+    async def chat(self, messages: Messages, **params: Unpack[ChatParams]) -> ChatCompletion:
         """Answer `messages`: what the user says, or a whole conversation. Keywords: ChatParams.
 
         >>> digit = {"type": "integer", "minimum": 0, "maximum": 9}
         >>> Client().chat("How old is it?", response_format=digit).parse() in range(10)
         True
         """
-        return at_once(self._session.chat(messages, params))
+        return CHAT.parse(await self._session.send(chat_request(messages, params)))
 
-    def fill(self, prompt: str, **params: Unpack[FillParams]) -> Filled:
+    async def fill(self, prompt: str, **params: Unpack[FillParams]) -> Filled:
         """Fill in the blanks of `prompt`: <span> or ____. Keywords: FillParams. Not every model can; for
         models that can't, the error is BadRequest.
 
         filled = client.fill("北京是____的首都。", temperature=0)
         filled.text, filled.spans[0].text
         """
-        return at_once(self._session.fill(prompt, params))
+        return FILL.parse(await self._session.send(fill_request(prompt, params)))
 
-    def respond(self, input: Messages, **params: Unpack[ResponseParams]) -> Response:
+    async def respond(self, input: Messages, **params: Unpack[ResponseParams]) -> Response:
         """Answer `input` on OpenAI's newer route: what the user says, or a conversation with the items of
         earlier answers (`output`). Keywords: ResponseParams.
 
         >>> Client().respond("Who are you?", max_output_tokens=5, temperature=0).status
         'incomplete'
         """
-        return at_once(self._session.respond(input, params))
+        return RESPONSE.parse(await self._session.send(response_request(input, params)))
 
-    def embed(self, input: Prompt, **params: Unpack[EmbedParams]) -> Embeddings:
+    async def embed(self, input: Prompt, **params: Unpack[EmbedParams]) -> Embeddings:
         """The vectors of texts, with a model that is made for them; other models are a BadRequest. Keywords:
         EmbedParams.
 
         found = client.embed(["one text", "another"])
         found.vectors[0]
         """
-        return at_once(self._session.embed(input, params))
+        return parse_embeddings(await self._session.send(embed_request(input, params)))
 
-    def score(
+    async def score(
         self, text_1: str | Sequence[str], text_2: str | Sequence[str], **params: Unpack[ScoreParams]
     ) -> Scores:
         """How well texts fit: text_1 to each of text_2, or the first to the first and so on. Keywords:
         ScoreParams."""
-        return at_once(self._session.score(text_1, text_2, params))
+        return parse_scores(await self._session.send(score_request(text_1, text_2, params)))
 
-    def rerank(self, query: str, documents: Sequence[str], **params: Unpack[RerankParams]) -> Ranking:
+    async def rerank(self, query: str, documents: Sequence[str], **params: Unpack[RerankParams]) -> Ranking:
         """The documents by how well they fit the query, best first. Keywords: RerankParams.
 
         best = client.rerank("Where does it rain?", texts, top_n=3).results[0]
         best.index, best.score
         """
-        return at_once(self._session.rerank(query, documents, params))
+        return parse_ranking(await self._session.send(rerank_request(query, documents, params)))
 
     def stream_complete(
         self, prompt: Prompt, **params: Unpack[CompletionParams]
-    ) -> Stream[CompletionChunk, Completion]:
+    ) -> AsyncStream[CompletionChunk, Completion]:
         """Like `complete`, in chunks as they are made.
 
         >>> with Client().stream_complete("Once", max_tokens=8) as stream:
@@ -168,22 +194,22 @@ class Client:
         >>> "".join(texts) == stream.text
         True
         """
-        return Stream(self._session.stream_complete(prompt, params))
+        return AsyncStream(self._session, completion_request(prompt, params, stream=True), COMPLETION)
 
     def stream_chat(
         self, messages: Messages, **params: Unpack[ChatParams]
-    ) -> Stream[ChatCompletionChunk, ChatCompletion]:
+    ) -> AsyncStream[ChatCompletionChunk, ChatCompletion]:
         """Like `chat`, in chunks as they are made. result() gives the whole answer with a stream's timeout:
 
         >>> answer = Client().stream_chat("Who are you?", max_tokens=20, temperature=0).result()
         >>> answer.text == Client().chat("Who are you?", max_tokens=20, temperature=0).text
         True
         """
-        return Stream(self._session.stream_chat(messages, params))
+        return AsyncStream(self._session, chat_request(messages, params, stream=True), CHAT)
 
     def stream_respond(
         self, input: Messages, **params: Unpack[ResponseParams]
-    ) -> Stream[ResponseChunk, Response]:
+    ) -> AsyncStream[ResponseChunk, Response]:
         """Like `respond`, in events as they come.
 
         >>> with Client().stream_respond("Who are you?", max_output_tokens=8, temperature=0) as stream:
@@ -191,11 +217,11 @@ class Client:
         >>> "".join(texts) == stream.text
         True
         """
-        return Stream(self._session.stream_respond(input, params))
+        return AsyncStream(self._session, response_request(input, params, stream=True), RESPONSE)
 
-    def stream_fill(self, prompt: str, **params: Unpack[FillParams]) -> Stream[FillChunk, Filled]:
+    def stream_fill(self, prompt: str, **params: Unpack[FillParams]) -> AsyncStream[FillChunk, Filled]:
         """Like `fill`, in chunks as they are made. Each chunk has new text of one or more blanks."""
-        return Stream(self._session.stream_fill(prompt, params))
+        return AsyncStream(self._session, fill_request(prompt, params, stream=True), FILL)
 
     def batch(
         self,
@@ -206,10 +232,10 @@ class Client:
         progress: ProgressReport = False,
         patience: float | None = DEFAULT_TIMEOUT_S,
         **params: Unpack[CompletionParams],
-    ) -> Batch[Prompt, Completion]:
+    ) -> AsyncBatch[Prompt, Completion]:
         """`complete` for each of many prompts, `concurrency` at a time; results are BatchResults.
 
-        prompts: read as they are needed, on a thread of the batch.
+        prompts: read as they are needed; Client reads them on a thread of the batch.
         ordered: True gives results in the prompts' order, False as they are done.
         progress: True draws a bar on stderr; a function gets BatchProgress values, on the batch's thread.
         patience: seconds that the server may be away, for instance for a restart. When it is back, the
@@ -222,11 +248,11 @@ class Client:
         >>> [(result.index, result.prompt, result.error) for result in results]
         [(0, 'One', None), (1, 'Two', None), (2, 'Three', None)]
         """
-        client = self._asynchronous()
-        batch = client.batch(
-            prompts, concurrency=concurrency, ordered=ordered, progress=progress, patience=patience, **params
-        )
-        return Batch(client, batch)
+        options = BatchOptions(concurrency, ordered, progress, patience)
+        # An unknown keyword is refused now.
+        completion_request("", params, method="batch")
+        requests = PromptRequests(completion_request, COMPLETION, params)
+        return AsyncBatch(self._session, prompts, requests, options)
 
     def batch_chat(
         self,
@@ -237,49 +263,42 @@ class Client:
         progress: ProgressReport = False,
         patience: float | None = DEFAULT_TIMEOUT_S,
         **params: Unpack[ChatParams],
-    ) -> Batch[Messages, ChatCompletion]:
+    ) -> AsyncBatch[Messages, ChatCompletion]:
         """`chat` for each of many conversations; for the rest see `batch`.
 
         >>> with Client().batch_chat(["Hi", "Ho"], ordered=False, max_tokens=4) as results:
         ...     sorted(result.index for result in results)
         [0, 1]
         """
-        client = self._asynchronous()
-        batch = client.batch_chat(
-            conversations,
-            concurrency=concurrency,
-            ordered=ordered,
-            progress=progress,
-            patience=patience,
-            **params,
-        )
-        return Batch(client, batch)
+        options = BatchOptions(concurrency, ordered, progress, patience)
+        chat_request("", params, method="batch_chat")
+        return AsyncBatch(self._session, conversations, PromptRequests(chat_request, CHAT, params), options)
 
-    def models(self) -> tuple[Model, ...]:
+    async def models(self) -> tuple[Model, ...]:
         """The models that the server offers.
 
         >>> [model.id for model in Client().models()]
         ['demo']
         """
-        return at_once(self._session.models())
+        return await self._session.models()
 
-    def tokenize(self, text: Messages, **params: Unpack[TokenizeParams]) -> Tokens:
+    async def tokenize(self, text: Messages, **params: Unpack[TokenizeParams]) -> Tokens:
         """Token ids of a text or, if it is a list, of a chat as the model reads it."""
-        return at_once(self._session.tokenize(text, params))
+        return parse_tokens(await self._session.send(tokenize_request(text, params)))
 
-    def detokenize(self, token_ids: Sequence[int], *, model: str | None = None) -> str:
+    async def detokenize(self, token_ids: Sequence[int], *, model: str | None = None) -> str:
         """The text of token ids."""
-        return at_once(self._session.detokenize(token_ids, model))
+        return parse_text_of_tokens(await self._session.send(detokenize_request(token_ids, model)))
 
-    def health(self) -> Health:
+    async def health(self) -> Health:
         """Whether the server can answer now. A 503 is an answer, not an error. No retries.
 
         >>> Client().health().status
         'ok'
         """
-        return at_once(self._session.health())
+        return await self._session.health()
 
-    def wait_until_ready(
+    async def wait_until_ready(
         self,
         timeout: float | None = DEFAULT_TIMEOUT_S,
         on_progress: Callable[[Health], None] | None = None,
@@ -295,32 +314,23 @@ class Client:
         ok
         True
         """
-        return at_once(self._session.wait_until_ready(timeout, on_progress))
+        readiness = Readiness(timeout, on_progress, time.monotonic())
+        while (health := readiness.judge(await self._probe(), time.monotonic())) is None:
+            await self._session.sleep(POLL_INTERVAL_S)
+        return health
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Close all connections. Streams that are still open end."""
-        self._transport.close()
+        await self._session.transport.aclose()
 
-    def __enter__(self) -> Client:
+    async def __aenter__(self) -> AsyncClient:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
 
-    def _asynchronous(self) -> AsyncClient:
-        session = self._session
-        if not self._transport.is_own:
-            raise ValueError(
-                "a batch runs on a thread of its own and can't use this client's http_client; use "
-                "AsyncClient with an httpx2.AsyncClient"
-            )
-        return AsyncClient(
-            session.settings.base_url,
-            session.settings.api_key,
-            model=session.model,
-            timeout=session.settings.timeout_s,
-            connect_timeout=session.settings.connect_timeout_s,
-            max_retries=session.policy.max_retries,
-            default_headers=session.settings.headers,
-            ca_bundle=session.settings.ca_bundle,
-        )
+    async def _probe(self) -> Health | PenstockError:
+        try:
+            return await self.health()
+        except PenstockError as error:
+            return error

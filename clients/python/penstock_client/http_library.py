@@ -1,8 +1,5 @@
-"""Requests over HTTP. Only this file imports the HTTP library.
-
-This file turns the library's exceptions into those of errors.py, and knows nothing of retries or of JSON.
-Several threads or tasks may use a transport at once.
-"""
+"""The HTTP library, which no other file imports: its types, its options, and its exceptions as those of
+errors.py."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ import math
 import ssl
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, closing, contextmanager
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx2
@@ -36,132 +33,19 @@ _MAX_CONNECTIONS = 1000
 # that.
 _KEEPALIVE_EXPIRY_S = 4.0
 # "identity", because a proxy that compresses an event stream holds events back.
-_STREAM_HEADERS = {"accept": "text/event-stream", "accept-encoding": "identity"}
+STREAM_HEADERS = {"accept": "text/event-stream", "accept-encoding": "identity"}
 
 
-#: The types of `http_client`. Others need not import the library for them.
+#: The types of `http_client`.
 HTTPClient = httpx2.Client
 AsyncHTTPClient = httpx2.AsyncClient
+Response = httpx2.Response
+#: The body of an answer, in pieces as they come.
+Blocks = Generator[bytes, None, None]
+AsyncBlocks = AsyncGenerator[bytes, None]
 
 
-class StreamReply:
-    """An answer whose body is still coming. Close it, also after an error."""
-
-    def __init__(self, response: httpx2.Response, request: Request) -> None:
-        self._response = response
-        self._request = request
-        self.request_id: str | None = response.headers.get("x-request-id")
-
-    def blocks(self) -> Iterator[bytes]:
-        """The body as it comes. The connection is closed at the end. Raises StreamInterrupted if the
-        connection breaks, and Timeout."""
-        with closing(self._response), _translated(self._request, self.request_id, has_begun=True):
-            yield from self._response.iter_bytes()
-
-    def close(self) -> None:
-        self._response.close()
-
-
-class AsyncStreamReply:
-    """StreamReply for asyncio."""
-
-    def __init__(self, response: httpx2.Response, request: Request) -> None:
-        self._response = response
-        self.request_id: str | None = response.headers.get("x-request-id")
-        # A generator that held this object would form a cycle with it, and a stream that is simply dropped
-        # would keep its connection until the garbage collector runs.
-        self._blocks = _blocks(response, request, self.request_id)
-
-    async def next_block(self) -> bytes | None:
-        """The next bytes of the body; None at the end, where the connection is closed. Raises
-        StreamInterrupted if the connection breaks, and Timeout."""
-        return await anext(self._blocks, None)
-
-    async def aclose(self) -> None:
-        await self._blocks.aclose()
-        await self._response.aclose()
-
-
-async def _blocks(
-    response: httpx2.Response, request: Request, request_id: str | None
-) -> AsyncGenerator[bytes, None]:
-    with _translated(request, request_id, has_begun=True):
-        async with aclosing(response), aclosing(response.aiter_bytes()) as blocks:
-            async for block in blocks:
-                yield block
-
-
-class Transport:
-    """Sends requests and waits for the answers."""
-
-    def __init__(self, settings: Settings, http_client: HTTPClient | None = None) -> None:
-        """A client that is given stays open: its maker closes it."""
-        self._options = _RequestOptions(settings)
-        self._http = http_client or httpx2.Client(**_options(settings))
-        self.is_own = http_client is None
-
-    def send(self, request: Request) -> Reply:
-        """The whole answer, whatever its status."""
-        options, request_id = self._options(request)
-        with _translated(request, request_id):
-            return _reply(self._http.request(request.method, **options))
-
-    def open(self, request: Request) -> StreamReply:
-        """The beginning of a stream. Raises an APIError for a status that is no success."""
-        options, request_id = self._options(request, _STREAM_HEADERS)
-        with _translated(request, request_id):
-            built = self._http.build_request(request.method, **options)
-            response = self._http.send(built, stream=True)
-            try:
-                if not _is_stream(response):
-                    response.read()
-                    raise _refusal(_reply(response))
-            except BaseException:
-                response.close()
-                raise
-        return StreamReply(response, request)
-
-    def close(self) -> None:
-        if self.is_own:
-            self._http.close()
-
-
-class AsyncTransport:
-    """Transport for asyncio."""
-
-    def __init__(self, settings: Settings, http_client: AsyncHTTPClient | None = None) -> None:
-        """A client that is given stays open: its maker closes it."""
-        self._options = _RequestOptions(settings)
-        self._http = http_client or httpx2.AsyncClient(**_options(settings))
-        self.is_own = http_client is None
-
-    async def send(self, request: Request) -> Reply:
-        """The whole answer, whatever its status."""
-        options, request_id = self._options(request)
-        with _translated(request, request_id):
-            return _reply(await self._http.request(request.method, **options))
-
-    async def open(self, request: Request) -> AsyncStreamReply:
-        """The beginning of a stream. Raises an APIError for a status that is no success."""
-        options, request_id = self._options(request, _STREAM_HEADERS)
-        with _translated(request, request_id):
-            built = self._http.build_request(request.method, **options)
-            response = await self._http.send(built, stream=True)
-            try:
-                if not _is_stream(response):
-                    await response.aread()
-                    raise _refusal(_reply(response))
-            except BaseException:
-                await response.aclose()
-                raise
-        return AsyncStreamReply(response, request)
-
-    async def aclose(self) -> None:
-        if self.is_own:
-            await self._http.aclose()
-
-
-def _options(settings: Settings) -> dict[str, Any]:
+def client_options(settings: Settings) -> dict[str, Any]:
     """The arguments for both clients of the HTTP library. Raises ValueError for a file that holds no
     certificates."""
     bundle = settings.ca_bundle
@@ -180,7 +64,7 @@ def _options(settings: Settings) -> dict[str, Any]:
     }
 
 
-class _RequestOptions:
+class RequestOptions:
     """Makes the options of a request (URL, headers, time limits, content), and its id. They hold for any
     client of the HTTP library."""
 
@@ -217,17 +101,17 @@ class _RequestOptions:
         )
 
 
-def _reply(response: httpx2.Response) -> Reply:
+def reply_of(response: httpx2.Response) -> Reply:
     # The library gives names of headers in lower case.
     return Reply(response.status_code, dict(response.headers), response.content)
 
 
-def _is_stream(response: httpx2.Response) -> bool:
+def is_stream(response: httpx2.Response) -> bool:
     content_type: str = response.headers.get("content-type", "")
     return response.is_success and content_type.lower().startswith("text/event-stream")
 
 
-def _refusal(reply: Reply) -> PenstockError:
+def refusal(reply: Reply) -> PenstockError:
     """The error for a complete answer that came in place of a stream."""
     if not reply.is_success:
         return error_of_reply(reply, time.time())
@@ -239,7 +123,7 @@ def _refusal(reply: Reply) -> PenstockError:
 
 
 @contextmanager
-def _translated(request: Request, request_id: str | None, *, has_begun: bool = False) -> Iterator[None]:
+def translated(request: Request, request_id: str | None, *, has_begun: bool = False) -> Iterator[None]:
     try:
         yield
     except httpx2.RequestError as error:

@@ -1,0 +1,1 @@
+# Made from _async/__init__.py by make_sync.py; edit that.
