@@ -22,6 +22,7 @@ LEVELS: list[set[str]] = [
     {"penstock.loader", "penstock.measure", "penstock.calibrate"},
     {"penstock.drafters", "penstock.kv_disk", "penstock.kv_events"},
     {"penstock.nodes"},
+    {"penstock.engine_parts"},
     {"penstock.engine", "penstock.request_stream", "penstock.step_watch"},
     {"penstock.engine_thread"},
     {"penstock.async_engine", "penstock.evaluate"},

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
+from penstock.engine_parts import make_parts
 from penstock.loader import assemble
 from penstock.memory.host_lane import HostLane
 from penstock.model.family import Family
@@ -65,7 +66,7 @@ def synthetic_engine(
     store: Any = RandomStore(tensors)
     config = replace(config, num_kv_tokens=num_kv_tokens, enable_prefix_caching=False, device="cpu")
     loaded = assemble(OpenModel(family, spec, store), NoText(), config, HostLane())
-    engine = Engine(loaded.model, loaded.plan, loaded.config, loaded.predict)
+    engine = Engine(make_parts(loaded))
     engine.streamer.tiers.wait_until_loaded()
     return engine
 

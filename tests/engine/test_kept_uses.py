@@ -10,6 +10,7 @@ from test_convert import Ids
 from test_seams import CONFIG, PROMPTS, open_mixture, write_mixture
 
 from penstock.engine import Engine
+from penstock.engine_parts import make_parts
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.loader import assemble
 from penstock.memory import kept_rates, kept_uses
@@ -58,7 +59,7 @@ def test_experts_that_the_model_lacks_have_no_uses(tmp_path: Path) -> None:
     loaded = assemble(
         open_mixture(tmp_path / "model"), tokenizer, CONFIG, HostLane(), cache_folder=tmp_path / "cache"
     )
-    with Engine(loaded.model, loaded.plan, loaded.config, loaded.predict) as engine:
+    with Engine(make_parts(loaded)) as engine:
         experts = snapshot_of(engine).stats.experts
         assert experts is not None and experts.hot == []
 
@@ -71,7 +72,7 @@ def test_an_engine_goes_on_with_the_uses_of_the_last_one(tmp_path: Path) -> None
     for _ in range(2):
         opened = open_mixture(tmp_path / "model")
         loaded = assemble(opened, tokenizer, CONFIG, HostLane(), cache_folder=tmp_path / "cache")
-        with Engine(loaded.model, loaded.plan, loaded.config, loaded.predict) as engine:
+        with Engine(make_parts(loaded)) as engine:
             engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
         totals.append(sum(kept_uses.read(file).values()))
     assert totals[1] == pytest.approx(2 * totals[0], rel=0.1)

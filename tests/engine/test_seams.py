@@ -22,6 +22,7 @@ from torch import Tensor
 from penstock.calibrate import Calibration
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
+from penstock.engine_parts import make_parts
 from penstock.errors import ConfigError
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.kernels import (
@@ -58,7 +59,7 @@ CONFIG = EngineConfig(device="cpu", num_kv_tokens=512, max_num_batched_tokens=48
 def engine_of(opened: OpenModel, config: EngineConfig = CONFIG, kernels: Kernels | None = None) -> Engine:
     tokenizer: Any = Ids()
     loaded = assemble(opened, tokenizer, config, HostLane(), kernels=kernels)
-    return Engine(loaded.model, loaded.plan, loaded.config, loaded.predict)
+    return Engine(make_parts(loaded))
 
 
 def answers(engine: Engine) -> list[Completion]:

@@ -230,7 +230,7 @@ def test_an_error_of_the_processor_ends_the_step(
             raise MemoryError("no room for a product")
 
         monkeypatch.setattr(NativeKernels, "linear", fail)
-        kernels: Any = engine.executor.family.kernels
+        kernels: Any = engine.model.executor.family.kernels
         monkeypatch.setattr(kernels, "_handed", lambda weight: None)  # compiled calls don't fail
         with pytest.raises(StepFailed, match="no room for a product"):
             engine.generate([[5, 9, 3]], engines.PARAMS)

@@ -18,14 +18,12 @@ from penstock.loader.planning import room_for, uses_of
 from penstock.memory.direct_io import DEFAULT_DEPTH, DirectReader
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_spill.planned_cache import planned_cache
-from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.memory.lane import Lane
 from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.experts.expert_lanes import expert_rates
 from penstock.memory.planning.kv_blocks import check_context
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
 from penstock.model.registry import OpenModel
-from penstock.model.through_transformers.family import ThroughTransformers
 from penstock.spec import KVLayout, ModelFootprint, ModelSpec, UnitKey
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.layer_weights import with_head
@@ -77,7 +75,7 @@ def begin_reading(
             hardware,
         )
         _compare(plan, reader, streamer, resolved)
-        is_invariant = _is_invariant(opened, executor, kv_layout)
+        is_invariant = executor.family.is_invariant(opened.store.tensors, kv_layout)
         if isinstance(tokenizer, Future):
             tokenizer = tokenizer.result()  # it was made while weights are read
         undo.pop_all()
@@ -97,12 +95,6 @@ def begin_reading(
         uses_file,
     )
     return LoadedModel(model, plan, resolved, _predict(plan, size, hardware, resolved))
-
-
-def _is_invariant(opened: OpenModel, executor: Executor, kv_layout: KVLayout) -> bool:
-    """Whether a request gets the same bits in any company. Our own families promise it, and tests show it."""
-    family = executor.family
-    return not isinstance(family, ThroughTransformers) or family.is_invariant(opened.store.tensors, kv_layout)
 
 
 def _beside_ram(
@@ -182,8 +174,7 @@ def _begin_reading(
     assert spec.biases_scores or not any(each.has_biases for each in family.attentions)
     depth = hardware.disk.depth if hardware.disk else DEFAULT_DEPTH
     kv_cache = planned_cache(spec, plan, config.spill_folder, kv_layout, lane, depth)
-    if isinstance(kv_cache, SpilledKVCache):
-        undo.callback(kv_cache.close)
+    undo.callback(kv_cache.close)
     embedding = embedding_there()
     if shared is not None:
         embedding = embedding.joined("embedding", shared.embedding)
