@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 
 from penstock.config import EngineConfig
-from penstock.drafters.loading import ModelSource
 from penstock.engine_parts import EngineParts, LoadOptions, ReportProgress, load_parts
 from penstock.errors import STEP_ERRORS, StepFailed
 from penstock.generation.drafting.drafter import Drafter
@@ -22,6 +21,7 @@ from penstock.generation.requests.request import RequestOutput
 from penstock.generation.scheduling.batch import NOTHING_SCHEDULED, Batch
 from penstock.generation.sequence import FinishReason
 from penstock.generation.step_executor import StepLost
+from penstock.loader import ModelSource
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.spare_memory import SpareMemory
 from penstock.nodes.member import NodeStatus

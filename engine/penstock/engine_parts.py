@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from penstock.config import EngineConfig, ResolvedConfig
 from penstock.drafters.draft_model import DraftModel
-from penstock.drafters.loading import ModelSource, load_with_guesses
+from penstock.drafters.loading import load_with_guesses
 from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
 from penstock.drafters.two_levels import TwoLevels
@@ -33,7 +33,7 @@ from penstock.generation.step_observer import StepObserver
 from penstock.kv_disk.opening import TiersObserver, open_kv_tiers
 from penstock.kv_events.opening import check_events, open_publisher
 from penstock.kv_events.publisher import Publisher
-from penstock.loader import LoadedModel, Model
+from penstock.loader import LoadedModel, Model, ModelSource
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_host.kv_tiers import KVTiers
 from penstock.memory.planning.cost import Predict

@@ -35,7 +35,7 @@ from penstock.kernels import (
     choose_kernels,
 )
 from penstock.kernels.reference import ReferenceKernels
-from penstock.loader import assemble
+from penstock.loader import begin_reading, plan_on
 from penstock.memory.host_lane import HostLane
 from penstock.model.architecture import linear_tensors
 from penstock.model.families.llama import Llama, LlamaSpec
@@ -58,7 +58,7 @@ CONFIG = EngineConfig(device="cpu", num_kv_tokens=512, max_num_batched_tokens=48
 
 def engine_of(opened: OpenModel, config: EngineConfig = CONFIG, kernels: Kernels | None = None) -> Engine:
     tokenizer: Any = Ids()
-    loaded = assemble(opened, tokenizer, config, HostLane(), kernels=kernels)
+    loaded = begin_reading(plan_on(HostLane(), opened, config, kernels=kernels), tokenizer)
     return Engine(make_parts(loaded))
 
 

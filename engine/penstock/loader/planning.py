@@ -36,8 +36,9 @@ from penstock.weights.split.sharing import host_kernels
 from penstock.weights.tensors import ModelTensors, UnitLayout, beside_shared
 
 #: Bytes of activations, by all that they depend on: a model that comes back does not compute its largest step
-#: again.
+#: again. The oldest one goes when there are too many.
 _measured: dict[tuple[object, ...], int] = {}
+_MOST_MEASURED = 32
 
 
 def plan_model(
@@ -47,17 +48,16 @@ def plan_model(
     hardware: HardwareProfile | None = None,
     cache_folder: Path | None = None,
     kernels: Kernels | None = None,
-    kv_layout: KVLayout | None = None,
     shares_ends: bool = False,
 ) -> PlannedModel:
-    """Plan the memory. `kernels` and `kv_layout` replace those that the config asks for. `shares_ends`: the
-    matrices of embedding and head will be another model's. Raises ConfigError and CapacityError."""
+    """Plan the memory. `kernels` replace those that the config asks for. `shares_ends`: the matrices of
+    embedding and head will be another model's. Raises ConfigError and CapacityError."""
     if config.kernels in ("auto", "native") and lane.choice == "cpu" and hardware and hardware.kernels:
         config = replace(config, kernel_tuning=config.kernel_tuning or hardware.kernels.tuning)
     kernels, config = _kernels(config, lane, cache_folder, kernels)
     if opened.pooling is not None:
         config = pooling_config(config, opened.spec, opened.pooling)
-    kv_layout = kv_layout or opened.spec.kv_layout(config.kv_dtype)
+    kv_layout = opened.spec.kv_layout(config.kv_dtype)
     tensors = opened.store.tensors
     _require(kernels, opened.spec, tensors, kv_layout)
     hardware = lane.describe(hardware or capacities())
@@ -144,8 +144,11 @@ def _measure_activations(
         with room_for(f"the largest step, of {batch.num_tokens} tokens", lane):
             beside = host_kernels(config) if lane.torch_device.type == "cuda" else None
             family = opened.family(opened.spec, without, num_positions, lane.torch_device, beside)
-            _measured[key] = measure_activations(family, opened.store.tensors, config, kv_layout, batch)
-            return _measured[key]
+            found = measure_activations(family, opened.store.tensors, config, kv_layout, batch)
+            if len(_measured) >= _MOST_MEASURED:
+                del _measured[next(iter(_measured))]
+            _measured[key] = found
+            return found
     finally:
         lane.trim()  # on a GPU, the weights of the warm-up took real memory
 
