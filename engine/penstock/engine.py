@@ -18,7 +18,7 @@ from penstock.generation.requests.generation_request import (
     ValidRequest,
 )
 from penstock.generation.requests.request import RequestOutput
-from penstock.generation.scheduling.batch import NOTHING_SCHEDULED, Batch
+from penstock.generation.scheduling.batch import NOTHING_SCHEDULED
 from penstock.generation.sequence import FinishReason
 from penstock.generation.step_executor import StepLost
 from penstock.loader import ModelSource
@@ -161,63 +161,45 @@ class Engine:
             self.requests.fail(failure.request_ids)
             raise
         finally:
-            self._tell_after()
+            self.observers.after(self.scheduler)
 
     def _step(self, aborted: Set[str]) -> list[RequestOutput]:
         batch = NOTHING_SCHEDULED
         try:
-            while self.executor.has_room and (batch := self._schedule()):
+            while self.executor.has_room:
+                self.observers.before(self.scheduler)
+                if not (batch := self.scheduler.schedule()):
+                    break
+                self.observers.scheduled(batch)
                 self.executor.launch(batch, self.requests.start(batch, aborted))
             step = self.executor.collect()
             if step is None:
-                return self._stall()
+                if self.has_work:
+                    self.observers.stalled()
+                return []
             batch = step.batch
             chosen = self.chooser.choose(step.logits, step.waiting)
         except Cancelled:
             self.executor.drop(batch)
             return []
         except StepLost as lost:
-            raise self._failed(lost.batch, lost) from lost
+            self.executor.drop(lost.batch)
+            raise StepFailed(lost.batch.request_ids, str(lost)) from lost
         except STEP_ERRORS as error:
-            raise self._failed(batch, error) from error
+            self.executor.drop(batch)
+            raise StepFailed(batch.request_ids, str(error)) from error
         except BaseException:  # nobody may find K and V in the cache that were never computed
             self.executor.drop(batch)
             raise
         outputs = self.requests.deliver(self.scheduler.update(step.waiting, chosen))
-        for each in self.observers:
-            each.computed(batch, chosen, outputs)
+        self.observers.computed(batch, chosen, outputs)
         return outputs
-
-    def _schedule(self) -> Batch:
-        """The next step, of which the observers know."""
-        for each in self.observers:
-            each.before(self.scheduler)
-        if batch := self.scheduler.schedule():
-            for each in self.observers:
-                each.scheduled(batch)
-        return batch
-
-    def _stall(self) -> list[RequestOutput]:
-        """No step has come."""
-        if self.has_work:
-            for each in self.observers:
-                each.stalled()
-        return []
-
-    def _failed(self, batch: Batch, error: Exception) -> StepFailed:
-        """A step can't be computed."""
-        self.executor.drop(batch)
-        return StepFailed(batch.request_ids, str(error))
 
     def look(self) -> None:
         """Notice what has changed without a step, such as machines that were lost, and let the observers
         notice it."""
         self.executor.look()
-        self._tell_after()
-
-    def _tell_after(self) -> None:
-        for each in self.observers:
-            each.after(self.scheduler)
+        self.observers.after(self.scheduler)
 
     def pool(self, texts: list[list[int]], params: PoolingParams | None = None) -> list[list[float]]:
         """The vector of each text (token ids), or the score of each pair, as [score], of a model that pools.
@@ -227,7 +209,7 @@ class Engine:
             f"pool-{index}": GenerationRequest(text, no_tokens, f"pool-{index}", pooling=pooling)
             for index, text in enumerate(texts)
         }
-        found = {output.request_id: list(output.pooled or ()) for output in self._answer(requests)}
+        found = {output.request_id: list(output.pooled or ()) for output in _answer(self, requests)}
         return [found[request_id] for request_id in requests]
 
     def generate(
@@ -241,20 +223,21 @@ class Engine:
             for index, (prompt, own_params) in enumerate(zip(prompts, each, strict=True))
         }
         completions = {request_id: Completion() for request_id in requests}
-        for output in self._answer(requests):
+        for output in _answer(self, requests):
             completions[output.request_id].extend(output)
         return list(completions.values())
 
-    def _answer(self, requests: Mapping[str, GenerationRequest]) -> Iterator[RequestOutput]:
-        """All outputs of these requests, by their ids, until all have ended. Raises their errors."""
-        try:
-            for request in requests.values():
-                self.add(request)
-            while self.has_work:
-                for output in self.step():
-                    if output.error is not None:
-                        raise output.error
-                    yield output
-        finally:
-            for request_id in requests:
-                self.abort(request_id)
+
+def _answer(engine: Engine, requests: Mapping[str, GenerationRequest]) -> Iterator[RequestOutput]:
+    """All outputs of these requests, by their ids, until all have ended. Raises their errors."""
+    try:
+        for request in requests.values():
+            engine.add(request)
+        while engine.has_work:
+            for output in engine.step():
+                if output.error is not None:
+                    raise output.error
+                yield output
+    finally:
+        for request_id in requests:
+            engine.abort(request_id)

@@ -29,7 +29,7 @@ from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.step_executor import LocalExecutor, StepExecutor
 from penstock.generation.step_meter import StepMeter
-from penstock.generation.step_observer import StepObserver
+from penstock.generation.step_observer import StepObservers
 from penstock.kv_disk.opening import TiersObserver, open_kv_tiers
 from penstock.kv_events.opening import check_events, open_publisher
 from penstock.kv_events.publisher import Publisher
@@ -93,7 +93,7 @@ class EngineParts:
     executor: StepExecutor
     #: What comes out of a step: tokens, or vectors and scores.
     chooser: Sampler | Pooler
-    observers: tuple[StepObserver, ...]
+    observers: StepObservers
     #: What guesses for this model: a small model, the head that came with it, its own upper planes, or these
     #: with a small model before them.
     draft_model: GuessingModel | None
@@ -308,10 +308,10 @@ def _chooser(model: Model) -> Sampler | Pooler:
     return Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids, model.spec.never_first)
 
 
-def _observers(meter: StepMeter, features: Features) -> tuple[StepObserver, ...]:
+def _observers(meter: StepMeter, features: Features) -> StepObservers:
     tiers = (TiersObserver(features.kv_tiers),) if features.kv_tiers is not None else ()
     publishers = (features.publisher,) if features.publisher is not None else ()
-    return (meter, *tiers, *publishers)
+    return StepObservers((meter, *tiers, *publishers))
 
 
 def _count(meter: StepMeter, blocks: BlockManager, features: Features) -> None:

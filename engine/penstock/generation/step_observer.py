@@ -3,6 +3,7 @@ of events, tiers of keys and values."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as List
 
 from penstock.generation.chosen import Chosen
@@ -30,3 +31,33 @@ class StepObserver:
 
     def after(self, scheduler: Scheduler) -> None:
         """A call of the engine is over: a step was tried, or requests have ended without one."""
+
+
+class StepObservers(StepObserver):
+    """Tells each of several observers, in their order."""
+
+    def __init__(self, observers: List[StepObserver]) -> None:
+        self._all = tuple(observers)
+
+    def __iter__(self) -> Iterator[StepObserver]:
+        return iter(self._all)
+
+    def before(self, scheduler: Scheduler) -> None:
+        for each in self._all:
+            each.before(scheduler)
+
+    def scheduled(self, batch: Batch) -> None:
+        for each in self._all:
+            each.scheduled(batch)
+
+    def computed(self, batch: Batch, chosen: List[Chosen], outputs: List[RequestOutput]) -> None:
+        for each in self._all:
+            each.computed(batch, chosen, outputs)
+
+    def stalled(self) -> None:
+        for each in self._all:
+            each.stalled()
+
+    def after(self, scheduler: Scheduler) -> None:
+        for each in self._all:
+            each.after(scheduler)
