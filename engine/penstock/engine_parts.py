@@ -33,7 +33,7 @@ from penstock.generation.step_observer import StepObservers
 from penstock.kv_disk.opening import TiersObserver, open_kv_tiers
 from penstock.kv_events.opening import check_events, open_publisher
 from penstock.kv_events.publisher import Publisher
-from penstock.loader import LoadedModel, Model, ModelSource
+from penstock.loader import LoadedModel, Model, ModelSource, settle_processor
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_host.kv_tiers import KVTiers
 from penstock.memory.planning.cost import Predict
@@ -116,6 +116,7 @@ def load_parts(source: ModelSource, config: EngineConfig, options: LoadOptions) 
     closing, hardware = ExitStack(), options.hardware
     try:
         _warn_of_unknown_rates(config, options)
+        settle_processor(config, hardware)
         config, leader = _find_machines(source, config, options, closing)
         publisher = _open_publisher(config, closing)
         share = None if leader is None else leader.share

@@ -15,12 +15,11 @@ from penstock.errors import CapacityError
 from penstock.generation.warm_up import ZeroProducts, largest_step, measure_activations
 from penstock.kernels import Kernels, choose_kernels
 from penstock.loader.parts import PlannedModel
+from penstock.loader.processor import threads_of, tuned
 from penstock.memory import kept_uses
 from penstock.memory.hardware import (
     HardwareProfile,
     capacities,
-    num_physical_cores,
-    threads_beside_a_card,
 )
 from penstock.memory.kv_disk.kv_store import NUM_BUFFERS
 from penstock.memory.lane import Lane
@@ -52,8 +51,8 @@ def plan_model(
 ) -> PlannedModel:
     """Plan the memory. `kernels` replace those that the config asks for. `shares_ends`: the matrices of
     embedding and head will be another model's. Raises ConfigError and CapacityError."""
-    if config.kernels in ("auto", "native") and lane.choice == "cpu" and hardware and hardware.kernels:
-        config = replace(config, kernel_tuning=config.kernel_tuning or hardware.kernels.tuning)
+    if lane.choice == "cpu":
+        config = tuned(config, hardware)
     kernels, config = _kernels(config, lane, cache_folder, kernels)
     if opened.pooling is not None:
         config = pooling_config(config, opened.spec, opened.pooling)
@@ -107,10 +106,8 @@ def _kernels(
     config: EngineConfig, lane: Lane, cache_folder: Path | None, kernels: Kernels | None
 ) -> tuple[Kernels, EngineConfig]:
     """The kernels of a lane, and the config in which "auto" is decided. Raises ConfigError."""
-    has_card = lane.torch_device.type == "cuda"
-    num_threads = config.num_threads or (threads_beside_a_card() if has_card else num_physical_cores())
-    kernels = kernels or choose_kernels(config, num_threads, lane.torch_device, cache_folder)
-    torch.set_num_threads(1 if kernels.traits.has_own_threads else num_threads)
+    num_threads = threads_of(config, lane.torch_device.type == "cuda")
+    kernels = kernels or choose_kernels(config, lane.torch_device, cache_folder)
     return kernels, replace(config, kernels=kernels.traits.name, device=lane.choice, num_threads=num_threads)
 
 
