@@ -177,9 +177,8 @@ def test_a_second_engine_reads_only_what_the_first_one_keeps(
     asked = prompts("second", 40, 60)
     expected, _ = answers(llama, PLAIN, asked)
     with Engine.load(llama, kept(tmp_path), tokenizer=Ids()) as first:
-        assert first.kv_disk is not None
         assert first.generate(asked[:1], PARAMS) == expected[:1]
-        first.kv_disk.flush()
+        disk_of(first).flush()
         again, second = answers(llama, kept(tmp_path), asked)
         assert again == expected and num_read(second) == 2
         assert "only reads" in caplog.text
