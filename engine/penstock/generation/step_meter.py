@@ -15,7 +15,7 @@ from penstock.generation.requests.request import RequestOutput
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.step_observer import StepObserver
-from penstock.memory.kv_spill.splits_in_ram import SpilledKeys
+from penstock.memory.kv_spill.splits_in_ram import NOTHING_SPILLED, SpilledKeys
 from penstock.memory.planning.cost import UNKNOWN, MeasuredSteps, Predict
 from penstock.memory.planning.expert_demand import ExpertDemand
 from penstock.memory.planning.plan import MemoryPlan
@@ -66,7 +66,7 @@ class StepMeter(StepObserver):
         self._streamer = streamer
         self._max_num_seqs = max_num_seqs
         self._known_s: dict[int, float] = {}
-        self._expect, self._expected = expected, SpilledKeys()
+        self._expect, self._expected = expected, NOTHING_SPILLED
         self._spill = kv_spill or KVSpillStats()
         self._mark = StepMark(0.0, 0, 0.0, (0, 0, 0, 0), 0, 0)
         #: Of the steps in flight and of those that were given up since the last one ended, the oldest first.

@@ -106,7 +106,7 @@ class RequestTable:
         """Note that a step begins. Returns a function that says whether nobody wants the step any more: all
         its requests are among the `aborted`."""
         now = time.monotonic()
-        ids = frozenset(batch.request_ids)
+        ids = frozenset([item.sequence.request.request_id for item in batch.scheduled])
         for request_id in ids:
             self._requests[request_id].start(now)
         return lambda: ids <= aborted
