@@ -156,22 +156,22 @@ def make_parts(
         store.is_idle = lambda: not scheduler.has_work
     frame, num_tokens = PromptFrame.of(model.spec, model.pooling), model.max_text_len
     return EngineParts(
-        model,
-        plan,
-        config,
-        _limits(loaded, grammars),
-        RequestTable(scheduler, model.tokenizer, grammars, num_tokens, frame),
-        grammars,
-        LoadedAdapters(functools.partial(_targets, model), config.adapter_bytes or 0),
-        meter,
-        scheduler,
-        executor,
-        _chooser(model),
-        _observers(meter, features),
-        draft_model,
-        tiers,
-        nodes,
-        closing,
+        model=model,
+        plan=plan,
+        config=config,
+        limits=_limits(loaded, grammars),
+        requests=RequestTable(scheduler, model.tokenizer, grammars, num_tokens, frame),
+        grammars=grammars,
+        adapters=LoadedAdapters(functools.partial(_targets, model), config.adapter_bytes or 0),
+        meter=meter,
+        scheduler=scheduler,
+        executor=executor,
+        chooser=_chooser(model),
+        observers=_observers(meter, features),
+        draft_model=draft_model,
+        kv_tiers=tiers,
+        nodes=nodes,
+        closing=closing,
     )
 
 
@@ -238,11 +238,11 @@ def _block_manager(loaded: LoadedModel, features: Features, meter: StepMeter) ->
         plan.num_kv_blocks,
         config.block_size,
         config.enable_prefix_caching,
-        StatePool(plan.num_state_slots, plan.num_state_sequences),
-        tiers,
-        lambda num_tokens: meter.prompt_s(num_tokens, config.max_num_batched_tokens),
-        None if tiers is None else tiers.pieces,
-        None if publisher is None else publisher.log,
+        states=StatePool(plan.num_state_slots, plan.num_state_sequences),
+        store=tiers,
+        compute_s=lambda num_tokens: meter.prompt_s(num_tokens, config.max_num_batched_tokens),
+        pieces=None if tiers is None else tiers.pieces,
+        log=None if publisher is None else publisher.log,
     )
 
 
@@ -274,11 +274,11 @@ def _scheduler(
         blocks,
         config.max_num_seqs,
         config.max_num_batched_tokens,
-        config.step_time_target_s or 0.0,
-        meter.predict_s,
-        model.spec.rope,
-        NO_DRAFTS if model.pooling else drafter,
-        1 if features.leader is None else features.leader.nodes.num_nodes,
+        step_time_target_s=config.step_time_target_s or 0.0,
+        predict_s=meter.predict_s,
+        rope=model.spec.rope,
+        drafter=NO_DRAFTS if model.pooling else drafter,
+        num_groups=1 if features.leader is None else features.leader.nodes.num_nodes,
     )
 
 
@@ -334,8 +334,8 @@ def _limits(loaded: LoadedModel, grammars: GrammarCompiler) -> RequestLimits:
         model.is_context_cut,
         grammars,
         BeamRoom(config.max_num_seqs, loaded.plan.num_kv_blocks, config.block_size),
-        config.max_num_batched_tokens,
-        model.pooling,
+        max_step_tokens=config.max_num_batched_tokens,
+        pooling=model.pooling,
     )
 
 

@@ -67,10 +67,10 @@ def begin_reading(
             *wait_for_ends(),
             streamer,
             kv_cache,
-            config.max_num_seqs,
-            opened.store.tensors.places,
-            lane.inlet(getattr(sharing.kernels, "fetch", None)),
-            planned.plan.attends_in_ram,
+            max_rows=config.max_num_seqs,
+            places=opened.store.tensors.places,
+            inlet=lane.inlet(getattr(sharing.kernels, "fetch", None)),
+            attends_in_ram=planned.plan.attends_in_ram,
         )
         _compare(planned.plan, reader, streamer, config)
         is_invariant = family.is_invariant(opened.store.tensors, planned.kv_layout)
@@ -85,11 +85,11 @@ def begin_reading(
         opened.store,
         streamer,
         executor,
-        max_model_len,
-        planned.config.max_model_len is None and max_model_len < spec.max_position_embeddings,
-        is_invariant,
-        default_sampling or {},
-        uses_file,
+        max_model_len=max_model_len,
+        is_context_cut=planned.config.max_model_len is None and max_model_len < spec.max_position_embeddings,
+        is_invariant=is_invariant,
+        default_sampling=default_sampling or {},
+        uses_file=uses_file,
     )
     return LoadedModel(model, planned.plan, config, _predict(planned, config))
 
