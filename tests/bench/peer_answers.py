@@ -24,6 +24,7 @@ _SILENCE = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 def quantize(source: Path, target: Path, kind: str) -> None:
     params = llama_cpp.llama_model_quantize_default_params()
+    params.allow_requantize = True  # of a published file, whose numbers are then those of the new one
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
     code = llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params))
     assert code == 0, f"llama.cpp does not quantize {source} to {kind}"
@@ -39,6 +40,7 @@ class Llama:
         assert self._model, f"llama.cpp does not load {path}"
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(self._vocab)
+        self.adds_bos = bool(llama_cpp.llama_vocab_get_add_bos(self._vocab))
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_threads = PROMPT + ANSWER, os.cpu_count() or 1
         params.n_threads_batch = params.n_threads
@@ -72,11 +74,13 @@ def main() -> None:
     llama_cpp.llama_backend_init()
     quantize(Path(source), Path(target), kind)
     llama = Llama(Path(target))
-    bos, *ids = llama.tokenize(Path(text).read_text(encoding="utf-8"))
-    starts = range(0, (PROMPT - 1) * NUM_PROMPTS, PROMPT - 1)
-    prompts = [[bos, *ids[start : start + PROMPT - 1]] for start in starts]
+    all_ids = llama.tokenize(Path(text).read_text(encoding="utf-8"))
+    before = all_ids[: llama.adds_bos]
+    ids, width = all_ids[len(before) :], PROMPT - len(before)
+    prompts = [before + ids[start : start + width] for start in range(0, width * NUM_PROMPTS, width)]
+    assert len(prompts[-1]) == PROMPT, f"the text has {len(ids)} tokens; {width * NUM_PROMPTS} are needed"
     answers, logits = zip(*map(llama.answer, prompts), strict=True)
-    numpy.savez(result, token_ids=[bos, *ids], prompts=prompts, answers=answers, logits=numpy.stack(logits))
+    numpy.savez(result, token_ids=all_ids, prompts=prompts, answers=answers, logits=numpy.stack(logits))
 
 
 if __name__ == "__main__":

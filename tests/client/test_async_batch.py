@@ -280,6 +280,7 @@ def test_progress(client, server):
     assert [each.num_done for each in seen] == sorted(each.num_done for each in seen)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_started_again():
     """Every result once, and the same as if nothing had happened."""
     prompts = [f"Once upon a time, in the year {number}," for number in range(12)]

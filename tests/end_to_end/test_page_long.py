@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fakes import FakeAsyncEngine, FakeModel
 
 from .browser import OpenPage, Page, answer, expect, say, serving, wait_until_done
@@ -49,6 +51,7 @@ def open_conversation(page: Page, folder: Path, num_messages: int) -> None:
     expect(page.locator(".message .katex").last).to_contain_text(f"{num_messages - 1}")
 
 
+@pytest.mark.slow
 def test_a_message_costs_the_same_in_a_long_conversation(open_page: OpenPage, tmp_path: Path) -> None:
     found: dict[int, dict[str, int]] = {}
     with serving(FakeAsyncEngine(model=FakeModel(max_model_len=10**7))) as url:

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from engine_features import disk_of
 from tiny_models import VOCAB_SIZE, build
 
 from penstock.config import EngineConfig
@@ -63,7 +62,8 @@ def work(folder: str, seed: int) -> None:
     )
     print("begun", flush=True)
     with Engine.load(f"{folder}/model", settings, tokenizer=NoText()) as engine:
-        stats = disk_of(engine).stats
+        assert engine.kv_disk is not None
+        stats = engine.kv_disk.stats
         while True:
             chosen = dice.choices(range(len(asked)), k=dice.choice((1, 2, 5)))
             got: list[Answer] = [([], []) for _ in chosen]

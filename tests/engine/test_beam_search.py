@@ -178,6 +178,7 @@ def test_answers_and_scores_equal_transformers(pair: Pair) -> None:
     assert num_compared > 3
 
 
+@pytest.mark.slow
 def test_what_changes_log_probabilities_equals_transformers(pair: Pair) -> None:
     num_compared, allowed = 0, list(range(1, VOCAB_SIZE, 2))
     for prompt, width in itertools.product(PROMPTS, (3,)):

@@ -207,6 +207,7 @@ def test_unexpected_tensors_can_be_allowed(tiny_llama: Path, tmp_path: Path) -> 
         assert WeightStore(checkpoint, tensors, ignore_unexpected=True).num_layers == 3
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     header=st.one_of(

@@ -64,6 +64,7 @@ def walk(schema: dict[str, Any], dice: random.Random, max_bytes: int = 300) -> A
     return None
 
 
+@pytest.mark.slow
 def test_walks_are_valid_and_invent_nothing() -> None:
     dice = random.Random(5)
     known = {*NAMES, "kind", *(f"x{digit}" for digit in range(10))}

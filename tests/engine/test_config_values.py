@@ -51,6 +51,7 @@ def edited(folder: Path, target: Path, **changes: object) -> Path:
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_wrong_value_is_an_error_of_ours(kind: str, tmp_path: Path) -> None:
     """Each value of config.json, each value of its rope, in turn; what is taken has to load and answer, the

@@ -528,6 +528,7 @@ print(json.dumps({"points": point, "stages": len(seen)}))
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
     """kill -9 at each system call that writes, and again in the run that goes on: never a file that looks
     whole and is not, no model before everything is there, and in the end the same bytes and nothing else."""

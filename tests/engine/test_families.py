@@ -50,7 +50,7 @@ from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.draft_blocks import DraftBlocks
 from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
-from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, choose_kernels, use_processor
+from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, choose_kernels
 from penstock.kernels.reference import ReferenceKernels
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
@@ -91,8 +91,7 @@ class Model:
         pool = MemoryPool("test", 1 << 30)
         layout, num_states = self.spec.kv_layout(config.kv_dtype), 2 * len(PROMPTS) if self.spec.states else 0
         self.kv_cache = KVCache(self.spec, NUM_BLOCKS, BLOCK_SIZE, layout, pool, num_states)
-        use_processor(config, 2)
-        family: Family = family_type(self.spec, kernels or choose_kernels(config), MAX_LEN)
+        family: Family = family_type(self.spec, kernels or choose_kernels(config, 2), MAX_LEN)
         streamer = host_streamer(tensors, StoreReader(self.store), range(self.spec.num_layers), 0)
         self.executor = Executor(family, embedding, head, streamer, self.kv_cache)
         self.blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE, states=StatePool(num_states, num_states))
@@ -250,7 +249,10 @@ ON_CARDS = [name for name in WHOLE if name not in RECURRENT]
 ON_CARDS += ["Llama, wide heads", "Apertus", "Cohere 2", "Falcon, ALiBi", "GPT-J", "Nemotron"]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in DISTINCT else pytest.mark.slow) for name in MODELS],
+)
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     yield Built.of(request.param, tmp_path_factory.mktemp("family"))
 

@@ -118,6 +118,7 @@ def test_what_is_allowed_is_what_some_choice_goes_on_with(tokenizer: Tokenizer) 
         assert said in texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["the water runs down the pipe", "中文模型 in 中国", "😀👨‍👩‍👧 café", '{"a":["b"]}']
 )

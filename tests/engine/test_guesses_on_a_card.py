@@ -112,6 +112,7 @@ def test_the_budget_is_shared(guessed: Guessed, card: PretendedCard) -> None:
     assert card.memory.limit_bytes == card.memory.total_bytes
 
 
+@pytest.mark.slow
 def test_what_has_no_room_on_the_card(guessed: Guessed, card: PretendedCard) -> None:
     """A draft model and a head in a folder of its own are computed on the processor then, or where the config
     says so. A head that came with the model shares matrices with the model, and is refused."""

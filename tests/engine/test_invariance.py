@@ -128,6 +128,7 @@ def test_a_request_gets_in_any_company_what_it_gets_alone(
     assert (name in RECURRENT) or drafter.num_branches, "no guess beside another one was right"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_resident"),
     [(name, (1, None)[index % 2]) for index, name in enumerate(WHOLE) if name not in RECURRENT],

@@ -74,6 +74,7 @@ def int8_cases(activations: str) -> list[Case]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activations", ["int16", "int8"])
 @pytest.mark.parametrize("build", BUILDS)
 def test_no_bit_depends_on_the_parameters(build: str, activations: str) -> None:
@@ -123,10 +124,10 @@ def test_a_tuning_is_read_from_text() -> None:
 
 def test_without_native_kernels_a_tuning_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "compiled_builds", list)
-    assert choose_kernels(EngineConfig(device="cpu")).traits.name == "torch"
+    assert choose_kernels(EngineConfig(device="cpu"), 1).traits.name == "torch"
     config = EngineConfig(device="cpu", kernel_tuning=KernelTuning(few_rows=4))
     with pytest.raises(ConfigError, match="kernel_tuning is for native kernels, and none were compiled"):
-        choose_kernels(config)
+        choose_kernels(config, 1)
 
 
 class Clocked:

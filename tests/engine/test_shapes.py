@@ -49,6 +49,7 @@ STATED = {
 _TEXT = re.compile("(Gemma3n|Gemma3|Gemma4|Qwen3_5Moe)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_parameters_are_those_of_transformers_model(name: str) -> None:
     config = find_shape(name)

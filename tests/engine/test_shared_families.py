@@ -28,6 +28,7 @@ def shared_products(engine: Engine) -> int:
     return kernels.num_shared
 
 
+@pytest.mark.slow
 @needs_card
 @pytest.mark.parametrize("name", ["CPM-2", "BART", "T5 v1.1"])
 def test_an_encoder_stays_whole(name: str, tmp_path: Path, card: PretendedCard) -> None:
@@ -84,6 +85,7 @@ def test_vectors(tmp_path: Path, card: PretendedCard) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @needs_card
 @pytest.mark.parametrize("name", ["Qwen3-Next", "Granite 4", "LFM2"])
 def test_recurrences(name: str, tmp_path: Path, card: PretendedCard) -> None:

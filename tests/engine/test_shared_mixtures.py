@@ -63,6 +63,7 @@ def answers(engine: Engine) -> list[Completion]:
     return engine.generate(engines.PROMPTS[:2], engines.PARAMS) + engine.generate([[11, 2]], engines.PARAMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_on_card", "weights"), [(4, "int8"), (20, "int8"), (4, "planes")])
 def test_both_kinds_of_sharing_at_once(
     num_on_card: int, weights: str, mixture: Path, card: PretendedCard, monkeypatch: pytest.MonkeyPatch

@@ -113,6 +113,7 @@ def test_every_split_has_the_bits_of_int8(
     assert card.driver.num_registered == card.memory.used_bytes == 0
 
 
+@pytest.mark.slow
 @needs_card
 @pytest.mark.parametrize("group_size", [None, 32])
 def test_upper_planes_guess_beside_shared_products(

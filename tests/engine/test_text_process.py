@@ -41,7 +41,14 @@ def process() -> Iterator[TextProcess]:
     process.close()
 
 
-@pytest.mark.parametrize("way", ["loop", "grow", "list", "power", "recursion", "write"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "loop",
+        "grow",
+        *(pytest.param(way, marks=pytest.mark.slow) for way in ("list", "power", "recursion", "write")),
+    ],
+)
 def test_a_template_that_does_not_end_is_refused(
     way: str, process: TextProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

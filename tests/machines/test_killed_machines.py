@@ -25,6 +25,7 @@ from .killed_machines import (
 from .real_machines import Held
 
 
+@pytest.mark.slow
 def test_machines_that_fail_under_load(tiny_llama: Path) -> None:
     bodies = questions(random.Random(1), num_seqs=8, num_tokens=30)
     expected = answers_of_one(tiny_llama, bodies)

@@ -97,6 +97,7 @@ class Executor:
         """The keys and values."""
         return self._kv_cache
 
+    @torch.inference_mode()
     def forward(
         self,
         inputs: ModelInputs,

@@ -72,6 +72,7 @@ FIELDS: list[tuple[dict[str, Any], Grammar | None]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fields", "grammar"), FIELDS)
 def test_both_routes_hand_the_grammar_to_the_engine(
     client: TestClient, engine: FakeAsyncEngine, fields: dict[str, Any], grammar: Grammar | None

@@ -29,6 +29,7 @@ def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card_trial, "PROMPTS", [[5, 9, 3]])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize(("device", "num_cards"), [((), 1), (("--device", "cuda:1"), 2)])
 def test_a_card_that_works(

@@ -40,6 +40,7 @@ def cells(line: str) -> list[str]:
     return line.strip("| ").split(" | ")
 
 
+@pytest.mark.slow
 def test_every_model_has_its_line(lines: list[str]) -> None:
     rows = [cells(line) for line in lines[2:]]
     assert [row[1] for row in rows] == list(SHAPES)
