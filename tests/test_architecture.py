@@ -22,6 +22,7 @@ LEVELS: list[set[str]] = [
     {"penstock.loader", "penstock.measure", "penstock.calibrate"},
     {"penstock.drafters", "penstock.kv_disk", "penstock.kv_events"},
     {"penstock.nodes"},
+    {"penstock.engine_parts"},
     {"penstock.engine", "penstock.request_stream", "penstock.step_watch"},
     {"penstock.engine_thread"},
     {"penstock.async_engine", "penstock.evaluate"},
@@ -155,6 +156,27 @@ def test_decisions_import_no_torch(module: str) -> None:
     assert graph.direct(module), "the graph does not know it"
     for library in ("torch", "numpy"):
         assert not graph.way(module, library), " -> ".join(graph.way(module, library))
+
+
+def test_the_engine_knows_no_feature_by_name() -> None:
+    """Its parts are always there: nothing is compared with None but what a step brings, no type is asked for,
+    and no room of a feature is imported but for what is told of machines."""
+    tree = ast.parse((ROOT / "engine/penstock/engine.py").read_text())
+    nodes = list(ast.walk(tree))
+    with_none = {
+        ast.unparse(node)
+        for node in nodes
+        if isinstance(node, ast.Compare)
+        and any(isinstance(each, ast.Constant) and each.value is None for each in node.comparators)
+    }
+    assert with_none <= {"step is None", "output.error is not None"}
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    asked = {ast.unparse(call) for call in calls if call.func.id in ("isinstance", "hasattr", "getattr")}  # type: ignore[attr-defined]
+    assert asked <= {"isinstance(params, SamplingParams)"}
+    features = ("drafters", "kv_disk", "kv_events", "nodes")
+    imported = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    of_features = {name for name in imported if name.split(".")[1:2] and name.split(".")[1] in features}
+    assert of_features <= {"penstock.nodes.member"}
 
 
 def test_no_drawers() -> None:

@@ -26,7 +26,7 @@ OUTSIDE = {
     "penstock.nodes_config",
 }
 #: Parts of an engine that only the facade may touch.
-INSIDE = {"streamer", "scheduler", "executor", "sampler", "grammars", "block_manager", "meter"}
+INSIDE = {"streamer", "scheduler", "executor", "chooser", "grammars", "block_manager", "meter"}
 #: What commands may ask an `engine` of their own; facade/inside.py tells them everything else.
 ASKED = {
     *(

@@ -92,8 +92,7 @@ class EngineThread:
         end = EngineStatus("stopped", 0, 0)
         try:
             self.engine = engine = self._load(self._report_progress)
-            if engine.leader is not None:
-                engine.leader.on_change = lambda: self._commands.put(Look())
+            engine.executor.call_on_change(lambda: self._commands.put(Look()))
             self._tell(self._settle, replace(self.progress, state="ready"))
             while self._obey(engine):
                 self._step(engine)

@@ -237,12 +237,12 @@ def _compare_step(
 ) -> None:
     inputs = ModelInputs.of(batch, engine.scheduler.block_manager.block_size)
     if expected is None:
-        parts = engine.executor.forward(inputs)
+        parts = engine.model.executor.forward(inputs)
     else:
         numbers = torch.tensor([item.sequence.sequence_id for item in batch.scheduled])
         counts = torch.tensor([item.num_new_tokens for item in batch.scheduled])
         tokens = numbers.repeat_interleave(counts) * length + inputs.layout.positions
-        parts = engine.executor.forward(inputs, observe=partial(tally.add_hidden, expected, tokens))
+        parts = engine.model.executor.forward(inputs, observe=partial(tally.add_hidden, expected, tokens))
     rows, targets = _targets(batch, length)
     for logits in parts:
         is_scored = targets[: len(logits)] >= 0

@@ -14,7 +14,15 @@ import torch
 
 from penstock.config import EngineConfig
 from penstock.kernel_tuning import KernelTuning
-from penstock.kernels import Kernels, Matrix, QuantizedTensor, choose_kernels, fingerprint, native_build
+from penstock.kernels import (
+    Kernels,
+    Matrix,
+    QuantizedTensor,
+    choose_kernels,
+    fingerprint,
+    native_build,
+    use_processor,
+)
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cuda.kept_check import card_identity
 from penstock.kernels.memory_reader import memory_readers
@@ -124,7 +132,8 @@ def _tune(config: EngineConfig, build: str, num_cores: int) -> tuple[KernelTunin
     """The fastest parameters of the native kernels, and the share of the cores that others took meanwhile. If
     others took much, the usual parameters: a single thread may be the fastest in a busy hour alone."""
     num_threads = config.num_threads or num_cores
-    kernels = choose_kernels(config, num_threads)
+    use_processor(config, num_threads)
+    kernels = choose_kernels(config)
     before = now()
     found = tune(trials(build, num_threads), kernels.linear, _weights(), config.rows_per_token)
     share = others_share(before, now(), num_cores)
@@ -137,13 +146,13 @@ def _memory_read_gbps(num_threads: int) -> float:
 
 def card_crossing_s(lane: Lane, config: EngineConfig, cache_folder: Path | None) -> float:
     """crossing_s() of the products that the config's kernels, and the processor's, share in a step."""
-    fetch = getattr(choose_kernels(config, 1, lane.torch_device, cache_folder), "fetch", None)
+    fetch = getattr(choose_kernels(config, lane.torch_device, cache_folder), "fetch", None)
     return crossing_s(lane, product=_small_product(_beside_a_card(config)), fetch=fetch)
 
 
 def card_launch_s(lane: Lane, config: EngineConfig, cache_folder: Path | None) -> float:
     """launch_s() of a small kernel of the config's: a product of few tokens, which is two launches."""
-    kernels = choose_kernels(config, 1, lane.torch_device, cache_folder)
+    kernels = choose_kernels(config, lane.torch_device, cache_folder)
     row = torch.zeros(1, CROSSING_INPUTS, device=lane.torch_device)
     qweight = torch.zeros(16, CROSSING_INPUTS, dtype=torch.int8, device=lane.torch_device)
     weight = QuantizedTensor(qweight, torch.ones(16, device=lane.torch_device))
@@ -152,7 +161,8 @@ def card_launch_s(lane: Lane, config: EngineConfig, cache_folder: Path | None) -
 
 def _small_product(config: EngineConfig) -> HandedProduct | None:
     """A product for crossing_s(); None without compiled kernels."""
-    kernels = choose_kernels(config, config.num_threads or num_physical_cores())
+    use_processor(config, config.num_threads or num_physical_cores())
+    kernels = choose_kernels(config)
     weight = QuantizedTensor(torch.zeros(16, CROSSING_INPUTS, dtype=torch.int8), torch.ones(16))
     return kernels.handed(weight) if isinstance(kernels, NativeKernels) else None
 
@@ -168,7 +178,8 @@ def _product_rates(config: EngineConfig, num_threads: int) -> ProductRates:
     """The rates of products whose weights come from memory, as those of resident layers do, with the config's
     kernels. `num_threads` counts if the config does not say how many threads."""
     num_threads = config.num_threads or num_threads
-    kernels = choose_kernels(config, num_threads)
+    use_processor(config, num_threads)
+    kernels = choose_kernels(config)
     before = torch.get_num_threads()
     torch.set_num_threads(1 if kernels.traits.has_own_threads else num_threads)
     try:
@@ -179,7 +190,8 @@ def _product_rates(config: EngineConfig, num_threads: int) -> ProductRates:
 
 def _format_rates(config: EngineConfig, num_threads: int) -> dict[str, ProductRates]:
     """The same for weights in other formats, in elements, by price_name()."""
-    kernels = choose_kernels(config, config.num_threads or num_threads)
+    use_processor(config, config.num_threads or num_threads)
+    kernels = choose_kernels(config)
     inputs = [torch.randn(num_tokens, FORMAT_SHAPE[1]) for num_tokens in FORMAT_TOKENS]
     found = {}
     for kind in PRICED:
@@ -240,7 +252,7 @@ def _timed_products(kernels: Kernels, rows_per_token: int) -> ProductRates:
 
 def _device_gops(config: EngineConfig, device: torch.device, cache_folder: Path | None) -> float:
     """What the config's product reaches on a block of a large model, in 1e9 INT8 operations a second."""
-    kernels = choose_kernels(config, 1, device, cache_folder)
+    kernels = choose_kernels(config, device, cache_folder)
     qweight = torch.ones(4096, 4096, dtype=torch.int8, device=device)
     weight = QuantizedTensor(qweight, torch.ones(4096, device=device))
     x = torch.randn(256, 4096, device=device)

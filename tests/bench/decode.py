@@ -78,7 +78,7 @@ def outside_matrices(engine: Engine) -> float:
     params = SamplingParams(temperature=0, ignore_eos=True)
     engine.add(GenerationRequest(prompt_tokens(CONTEXT, 0), params, "0"))
     engine.step()
-    kernels: Any = engine.executor.family.kernels
+    kernels: Any = engine.model.executor.family.kernels
     sublayers, products_s, steps_s = kernels.sublayers, list[float](), list[float]()
     try:
         for _ in range(OUTSIDE_STEPS):
@@ -226,7 +226,7 @@ def measure(
 
     # The engine's kernels have their own threads, and torch has one. Torch's other threads, which wait by
     # computing, would take the kernels' cores. transformers gets all of torch's.
-    build = getattr(engine.executor._family.kernels, "build", None)
+    build = getattr(engine.model.executor._family.kernels, "build", None)
     own_threads, num_threads = torch.get_num_threads(), num_physical_cores()
     for _ in range(ROUNDS):
         torch.set_num_threads(num_threads)
@@ -297,7 +297,7 @@ def step_elements(engine: Engine) -> int:
 
 
 def engine_kernels(engine: Engine) -> str:
-    kernels = engine.executor._family.kernels
+    kernels = engine.model.executor._family.kernels
     return f"{kernels.traits.name} {getattr(kernels, 'build', '')}".strip()
 
 

@@ -38,7 +38,7 @@ def gops(engine: Engine, weights: list[QuantizedTensor], x: torch.Tensor) -> flo
     seconds = []
     for number in range(TIMES):
         started = time.perf_counter()
-        engine.executor.family.kernels.linear(x, weights[number % len(weights)])
+        engine.model.executor.family.kernels.linear(x, weights[number % len(weights)])
         seconds.append(time.perf_counter() - started)
     return 4 * TOKENS * PRODUCT[0] * PRODUCT[1] / statistics.median(seconds) / 1e9
 
@@ -48,9 +48,9 @@ class Stopwatch:
 
     def __init__(self, engine: Engine) -> None:
         self.seconds = 0.0
-        self._layers = engine.executor._streamer.layers
-        self._stacks = engine.executor.family.encoder_stack_names
-        engine.executor._streamer.layers = self.layers  # type: ignore[method-assign]
+        self._layers = engine.model.executor._streamer.layers
+        self._stacks = engine.model.executor.family.encoder_stack_names
+        engine.model.executor._streamer.layers = self.layers  # type: ignore[method-assign]
 
     def begin_step(self, num_tokens: int) -> None: ...
 

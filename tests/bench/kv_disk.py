@@ -49,8 +49,9 @@ def load(options: argparse.Namespace) -> tuple[Engine, KVStore]:
         host_memory_bytes=options.host_memory,
     )
     engine = Engine.load(options.model, config, tokenizer=NoText())
-    assert engine.kv_disk is not None
-    return engine, engine.kv_disk
+    store = engine.kv_tiers.find("disk")
+    assert store is not None
+    return engine, store
 
 
 def drop_page_cache(*folders: Path) -> None:

@@ -47,7 +47,7 @@ def with_positions(folder: Path, num_positions: int) -> Iterator[Path]:
 
 def fill(engine: Engine) -> None:
     """Write blocks to the disk, which would not read what was never written."""
-    cache = engine.executor.kv_cache
+    cache = engine.model.executor.kv_cache
     if isinstance(cache, SpilledKVCache):
         content = aligned_buffer(cache.block_bytes)
         content.view(torch.float16).normal_()

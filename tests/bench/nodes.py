@@ -37,6 +37,7 @@ from penstock.generation.requests.generation_request import GenerationRequest, S
 from penstock.measure import measure_hardware
 from penstock.memory.hardware import HardwareProfile, num_physical_cores
 from penstock.memory.other_work import now
+from penstock.nodes.piped_executor import PipedExecutor
 from penstock.nodes.wire.peer import Peer
 from penstock.nodes.worker import Worker
 from penstock.nodes_config import NodesConfig
@@ -149,7 +150,8 @@ class Totals:
 
 def peer_of(engine: Engine) -> Peer | None:
     """The connection to the other machine."""
-    return engine.leader.members[0].peer if engine.leader else None
+    pipe = engine.executor
+    return pipe.leader.members[0].peer if isinstance(pipe, PipedExecutor) else None
 
 
 def run(engine: Engine, num_seqs: int, num_tokens: int, worker: int = 0) -> dict[str, Any]:
@@ -177,13 +179,13 @@ def run(engine: Engine, num_seqs: int, num_tokens: int, worker: int = 0) -> dict
 @contextlib.contextmanager
 def timed(engine: Engine) -> Iterator[Clock]:
     """The leader's layers, its head and the choice of tokens."""
-    own, sweep, sample = Clock(), engine.executor.sweep, engine.sampler.sample
-    engine.executor.sweep = own.timed(sweep)  # type: ignore[method-assign]
-    engine.sampler.sample = own.timed(sample)  # type: ignore[method-assign]
+    own, sweep, sample = Clock(), engine.model.executor.sweep, engine.chooser.choose
+    engine.model.executor.sweep = own.timed(sweep)  # type: ignore[method-assign]
+    engine.chooser.choose = own.timed(sample)  # type: ignore[method-assign]
     try:
         yield own
     finally:
-        del engine.executor.sweep, engine.sampler.sample  # type: ignore[attr-defined]
+        del engine.model.executor.sweep, engine.chooser.choose  # type: ignore[attr-defined]
 
 
 def lead(options: argparse.Namespace) -> None:

@@ -59,7 +59,10 @@ def main() -> None:
         engine.add(GenerationRequest(prompt, SamplingParams(max_tokens=64, ignore_eos=True)))
         engine.step()
         (sequence,) = engine.scheduler.admission.running
-        rough, exact = planes._executor, engine.executor.beside(planes._planes, engine.executor.family)
+        rough, exact = (
+            planes._executor,
+            engine.model.executor.beside(planes._planes, engine.model.executor.family),
+        )
         taken: dict[tuple[bool, int], list[float]] = {}
         for number in range(options.rounds + 1):
             for is_rough, executor in ((True, rough), (False, exact)):

@@ -36,7 +36,7 @@ def compare(engine: Engine, num_seqs: int, num_steps: int, vocab_size: int) -> t
         engine.add(GenerationRequest(prompt, params, str(index)))
     while any(each.num_pending_tokens > 1 for each in engine.scheduler):
         engine.step()
-    kernels: Any = engine.executor.family.kernels
+    kernels: Any = engine.model.executor.family.kernels
     together, seconds = kernels.sublayers, dict[bool, list[float]]({False: [], True: []})
     for is_together in islice(cycle(chain(repeat(False, AT_ONCE), repeat(True, AT_ONCE))), 2 * num_steps):
         kernels.sublayers = together if is_together else None

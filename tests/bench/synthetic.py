@@ -11,7 +11,8 @@ from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.loader import assemble
+from penstock.engine_parts import make_parts
+from penstock.loader import begin_reading, plan_on, settle_processor
 from penstock.memory.host_lane import HostLane
 from penstock.model.family import Family
 from penstock.model.registry import OpenModel, find_family
@@ -64,8 +65,10 @@ def synthetic_engine(
     tensors = quantized_tensors(family.model_tensors(spec), {}, config.weights, config.group_size)
     store: Any = RandomStore(tensors)
     config = replace(config, num_kv_tokens=num_kv_tokens, enable_prefix_caching=False, device="cpu")
-    loaded = assemble(OpenModel(family, spec, store), NoText(), config, HostLane())
-    engine = Engine(loaded.model, loaded.plan, loaded.config, loaded.predict)
+    settle_processor(config)
+    planned = plan_on(HostLane(), OpenModel(family, spec, store), config)
+    loaded = begin_reading(planned, NoText())
+    engine = Engine(make_parts(loaded))
     engine.streamer.tiers.wait_until_loaded()
     return engine
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from engine_features import disk_of
 from tiny_models import VOCAB_SIZE, build
 
 from penstock.config import EngineConfig
@@ -62,8 +63,7 @@ def work(folder: str, seed: int) -> None:
     )
     print("begun", flush=True)
     with Engine.load(f"{folder}/model", settings, tokenizer=NoText()) as engine:
-        assert engine.kv_disk is not None
-        stats = engine.kv_disk.stats
+        stats = disk_of(engine).stats
         while True:
             chosen = dice.choices(range(len(asked)), k=dice.choice((1, 2, 5)))
             got: list[Answer] = [([], []) for _ in chosen]

@@ -481,14 +481,14 @@ def test_a_request_that_fails_is_told_and_the_engine_goes_on(
             return decode(token_ids, skip_special_tokens)
 
         monkeypatch.setattr(engine.engine.tokenizer, "decode", fail)
-        forward = engine.engine.executor.forward
+        forward = engine.engine.model.executor.forward
 
         def poisoned(inputs: ModelInputs, *callbacks: Any) -> list[Tensor]:
             logits = torch.cat(list(forward(inputs, *callbacks)))
             logits[inputs.input_ids[inputs.wanted_rows] == 2] = torch.nan
             return [logits]
 
-        monkeypatch.setattr(engine.engine.executor, "forward", poisoned)
+        monkeypatch.setattr(engine.engine.model.executor, "forward", poisoned)
         towards = SamplingParams(temperature=0, logit_bias={277: 100.0})
         failing = [
             engine.generate([6, 277], PARAMS), engine.generate([6], towards), engine.generate([2], PARAMS)

@@ -170,7 +170,7 @@ def test_answers_are_those_of_a_card_with_room_for_all(
             monkeypatch.setattr(two_lanes, "least_splits", lambda *_: 1)
             with load(tmp_path, config, "cuda") as engine:
                 assert engine.generate(asked, params) == expected
-                beside = engine.executor.family.kernels._attention._beside
+                beside = engine.model.executor.family.kernels._attention._beside
                 assert (beside is not None and beside.num_handed > 0) == (share > 0)
                 stats = engine.metrics.kv_spill
                 assert stats is not None
@@ -211,7 +211,7 @@ def test_what_the_next_step_moves_and_attends_to_is_known_before(
             monkeypatch.setattr(CudaInlet, "bring", bring_noted)
             while len(running) == 2:
                 pasts = [(list(each.block_table), each.num_computed_tokens) for each in running]
-                expected = engine.executor.caches.expected(pasts)
+                expected = engine.model.executor.caches.expected(pasts)
                 before = stats.num_moved_bytes, stats.attended_bytes
                 asked = list[tuple[int, ...]]()
                 predict = engine.meter.predict

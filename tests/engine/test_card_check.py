@@ -148,7 +148,7 @@ def test_wrong_kernels_do_not_serve(
     with engines.card_with_kernels() as card:
         monkeypatch.setattr(penstock.kernels, "check_card", lambda *_: ["rope: 3 of 4 numbers differ"])
         with pytest.raises(ConfigError, match="rope: 3 of 4.*doctor --card.*--kernels native"):
-            choose_kernels(EngineConfig(kernels="native"), 1, card.device)
+            choose_kernels(EngineConfig(kernels="native"), card.device)
         with caplog.at_level(logging.ERROR):
             engine = engines.load(tmp_path / "model", max_num_batched_tokens=8)
         assert "compute wrong numbers" in caplog.text and "MUCH SLOWER" in caplog.text

@@ -46,7 +46,7 @@ def test_c_and_python_have_the_same_numbers() -> None:
 
 
 def fetch_of(device: torch.device) -> Callable[[int, Tensor], None]:
-    return choose_kernels(EngineConfig(device="cuda"), 1, device, None).fetch  # type: ignore[attr-defined,no-any-return]
+    return choose_kernels(EngineConfig(device="cuda"), device, None).fetch  # type: ignore[attr-defined,no-any-return]
 
 
 @pytest.mark.parametrize("name", ["INT8", "planes", "INT4, groups of 32"])

@@ -83,12 +83,12 @@ def test_a_gpu_without_nvrtc_computes_with_torch(
     monkeypatch.setattr(nvrtc, "_libraries", lambda: ())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
     with caplog.at_level(logging.WARNING):
-        chosen = choose_kernels(EngineConfig(activations="int8"), 1, GPU)
+        chosen = choose_kernels(EngineConfig(activations="int8"), GPU)
     assert type(chosen) is TorchKernels and chosen.activations == "int8"
     assert "pip install" in caplog.text
-    assert type(choose_kernels(EngineConfig(kernels="reference"), 1, GPU)) is ReferenceKernels
+    assert type(choose_kernels(EngineConfig(kernels="reference"), GPU)) is ReferenceKernels
     with pytest.raises(ConfigError, match="no NVRTC"):
-        choose_kernels(EngineConfig(kernels="native"), 1, GPU)
+        choose_kernels(EngineConfig(kernels="native"), GPU)
 
 
 def test_a_gpu_with_nvrtc_computes_with_our_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_gpu_with_nvrtc_computes_with_our_kernels(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(choosing, "compile_kernels", lambda *arguments: arguments)
     monkeypatch.setattr(choosing, "CudaLauncher", lambda *arguments: made.append(arguments))
     monkeypatch.setattr(choosing, "check_card", lambda *arguments: [])
-    chosen = choose_kernels(EngineConfig(activations="int8"), 1, GPU, tmp_path)
+    chosen = choose_kernels(EngineConfig(activations="int8"), GPU, tmp_path)
     assert type(chosen) is CudaKernels and chosen.activations == "int8" and chosen.traits.name == "native"
     assert made == [(GPU, (61, tmp_path))]
 

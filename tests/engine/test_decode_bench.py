@@ -38,7 +38,7 @@ def test_products_inside_of_sublayers_are_counted(monkeypatch: pytest.MonkeyPatc
 
     config = EngineConfig(kernels="native", num_threads=1)
     with synthetic_engine(SHAPE, config, num_kv_tokens=256) as engine:
-        kernels = engine.executor.family.kernels
+        kernels = engine.model.executor.family.kernels
         assert getattr(kernels, "sublayers", None) is not None
         monkeypatch.setattr(type(kernels), "linear", costs(1, type(kernels).linear))
         monkeypatch.setattr(Engine, "step", costs(20, Engine.step))

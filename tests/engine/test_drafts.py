@@ -302,15 +302,15 @@ def test_a_step_with_drafts_that_is_not_computed_leaves_nothing(
         if kind == "cancelled":
             assert engine.step(aborted=names) == []
         else:
-            copy_blocks = engine.executor._kv_cache.copy_blocks
+            copy_blocks = engine.model.executor._kv_cache.copy_blocks
 
             def fail(*arguments: object) -> None:
                 raise CorruptFile("a layer could not be read")
 
-            monkeypatch.setattr(engine.executor._kv_cache, "copy_blocks", fail)
+            monkeypatch.setattr(engine.model.executor._kv_cache, "copy_blocks", fail)
             with pytest.raises(StepFailed):
                 engine.step()
-            monkeypatch.setattr(engine.executor._kv_cache, "copy_blocks", copy_blocks)
+            monkeypatch.setattr(engine.model.executor._kv_cache, "copy_blocks", copy_blocks)
         for name in names:
             engine.abort(name)
         check_all_is_free(engine)
@@ -340,14 +340,14 @@ def test_a_row_that_is_no_numbers_within_a_chain_fails_after_the_tokens_before_i
     bad = undrafted[0].token_ids[4]
     first = undrafted[0].token_ids.index(bad)
     with load(tiny_llama, oracle(undrafted, 20)) as engine:
-        forward = engine.executor.forward
+        forward = engine.model.executor.forward
 
         def poisoned(inputs: ModelInputs, *callbacks: object) -> list[torch.Tensor]:
             logits = torch.cat(list(forward(inputs, *callbacks)))  # type: ignore[arg-type]
             logits[inputs.input_ids[inputs.wanted_rows] == bad] = torch.nan
             return [logits]
 
-        engine.executor.forward = poisoned  # type: ignore[assignment,method-assign]
+        engine.model.executor.forward = poisoned  # type: ignore[assignment,method-assign]
         engine.add(GenerationRequest(PROMPTS[0], PARAMS[0]))
         (told,), (failed,) = engine.step(), engine.step()
         assert list(told.token_ids) == undrafted[0].token_ids[: first + 1]

@@ -129,7 +129,7 @@ class Answers:
 def answer(engine: Engine, prompts: list[list[int]], params: SamplingParams = GREEDY) -> Answers:
     """All prompts at once, with the logits by which their tokens were chosen."""
     rows: dict[int, list[Tensor]] = {}
-    sample = engine.sampler.sample
+    sample = engine.chooser.choose
 
     def listen(logits: Any, batch: Any) -> Any:
         parts = list(logits)
@@ -138,11 +138,11 @@ def answer(engine: Engine, prompts: list[list[int]], params: SamplingParams = GR
             rows.setdefault(sequence.sequence_id, []).append(row.clone())
         return sample(parts, batch)
 
-    engine.sampler.sample = listen  # type: ignore[method-assign]
+    engine.chooser.choose = listen  # type: ignore[method-assign]
     try:
         tokens = [each.token_ids for each in engine.generate(prompts, params)]
     finally:
-        engine.sampler.sample = sample  # type: ignore[method-assign]
+        engine.chooser.choose = sample  # type: ignore[method-assign]
     return Answers(tokens, [torch.stack(rows[key]) for key in sorted(rows)])
 
 
@@ -263,7 +263,7 @@ def test_equal_inputs_are_encoded_once(built: tuple[Path, Any]) -> None:
     """In one step, and later from the cache; another salt finds nothing."""
     folder, _ = built
     engine = load(folder)
-    family, encoded = engine.executor._family, []
+    family, encoded = engine.model.executor._family, []
     embed = family.embed
 
     def watch(weights: Any, input_ids: Tensor, positions: Tensor, given: Any) -> Tensor:

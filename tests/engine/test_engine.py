@@ -126,13 +126,13 @@ def test_the_layer_in_work_can_be_seen_from_outside(
     """Layer by layer, and nothing between sweeps, however one ends."""
     with Engine.load(tiny_llama, EngineConfig(num_resident_layers=1)) as engine:
         seen: list[int | None] = []
-        layer = engine.executor._family.layer
+        layer = engine.model.executor._family.layer
 
         def watched(*arguments: Any) -> torch.Tensor:
             seen.append(engine.streamer.current_layer)
             return layer(*arguments)
 
-        monkeypatch.setattr(engine.executor._family, "layer", watched)
+        monkeypatch.setattr(engine.model.executor._family, "layer", watched)
         engine.add(GenerationRequest(PROMPTS[0], SamplingParams(max_tokens=2), "r"))
         assert engine.streamer.current_layer is None and engine.metrics.last_step is None
         engine.step()
@@ -151,7 +151,7 @@ from penstock.engine import Engine
 from penstock.kernels.cpu import NativeKernels
 
 with Engine.load(sys.argv[1], EngineConfig(num_threads=1)) as engine:
-    kernels = engine.executor._family.kernels
+    kernels = engine.model.executor._family.kernels
     if isinstance(kernels, NativeKernels):
         assert kernels.set_num_threads(1) == 1
     assert torch.get_num_threads() == 1
@@ -452,7 +452,7 @@ def test_a_sweep_nobody_wants_ends_between_layers(
     engine = Engine.load(tiny_llama)
     aborted: set[str] = set()
     computed: list[int] = []
-    family = engine.executor._family
+    family = engine.model.executor._family
     layer = family.layer
 
     def watch(index: int, *arguments: object) -> torch.Tensor:
@@ -475,7 +475,7 @@ def test_an_interrupted_step_leaves_nothing_that_others_find(
 ) -> None:
     """The blocks of the interrupted step have keys, and K and V in the first layer only."""
     engine = Engine.load(tiny_llama)
-    family = engine.executor._family
+    family = engine.model.executor._family
     layer = family.layer
 
     def interrupt(index: int, *arguments: object) -> torch.Tensor:
@@ -525,14 +525,14 @@ def test_a_tokenizer_that_fails_costs_its_request_alone(
 
 def poison(engine: Engine, token_id: int) -> None:
     """The logits after this token are no numbers."""
-    forward = engine.executor.forward
+    forward = engine.model.executor.forward
 
     def poisoned(inputs: ModelInputs, *callbacks: Any) -> list[torch.Tensor]:
         logits = torch.cat(list(forward(inputs, *callbacks)))
         logits[inputs.input_ids[inputs.wanted_rows] == token_id] = torch.nan
         return [logits]
 
-    engine.executor.forward = poisoned
+    engine.model.executor.forward = poisoned
 
 
 def test_a_row_that_is_no_numbers_costs_its_request_alone(
@@ -604,7 +604,7 @@ def test_native_kernels_serve_where_they_were_compiled(tiny_llama: Path) -> None
     """The generic build runs on any processor, so that a library is enough."""
     is_compiled = any(Path(cpu.__file__).parent.glob("_cpu_generic*.so"))
     with Engine.load(tiny_llama) as engine:
-        assert engine.executor._family.kernels.traits.name == ("native" if is_compiled else "torch")
+        assert engine.model.executor._family.kernels.traits.name == ("native" if is_compiled else "torch")
 
 
 @pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids"])

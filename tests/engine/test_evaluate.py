@@ -242,7 +242,7 @@ def test_an_error_in_the_middle_leaves_the_engine_without_work(
     pieces, steps = random_windows([40] * 3), 0
     with load(tmp_path, max_num_batched_tokens=16, num_kv_tokens=256) as engine:
         expected = evaluate(engine, None, pieces)
-        forward = engine.executor.forward
+        forward = engine.model.executor.forward
 
         def fail(*arguments: Any) -> Any:
             nonlocal steps
@@ -251,7 +251,7 @@ def test_an_error_in_the_middle_leaves_the_engine_without_work(
                 raise KeyboardInterrupt
             return forward(*arguments)
 
-        monkeypatch.setattr(engine.executor, "forward", fail)
+        monkeypatch.setattr(engine.model.executor, "forward", fail)
         with pytest.raises(KeyboardInterrupt):
             evaluate(engine, None, pieces)
         monkeypatch.undo()

@@ -50,7 +50,7 @@ from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.draft_blocks import DraftBlocks
 from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
-from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, choose_kernels
+from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, choose_kernels, use_processor
 from penstock.kernels.reference import ReferenceKernels
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
@@ -91,7 +91,8 @@ class Model:
         pool = MemoryPool("test", 1 << 30)
         layout, num_states = self.spec.kv_layout(config.kv_dtype), 2 * len(PROMPTS) if self.spec.states else 0
         self.kv_cache = KVCache(self.spec, NUM_BLOCKS, BLOCK_SIZE, layout, pool, num_states)
-        family: Family = family_type(self.spec, kernels or choose_kernels(config, 2), MAX_LEN)
+        use_processor(config, 2)
+        family: Family = family_type(self.spec, kernels or choose_kernels(config), MAX_LEN)
         streamer = host_streamer(tensors, StoreReader(self.store), range(self.spec.num_layers), 0)
         self.executor = Executor(family, embedding, head, streamer, self.kv_cache)
         self.blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE, states=StatePool(num_states, num_states))

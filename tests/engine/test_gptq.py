@@ -16,7 +16,7 @@ from penstock.calibrate import Calibration
 from penstock.calibration.listening_kernels import ListeningKernels
 from penstock.config import EngineConfig, WeightBits
 from penstock.errors import ConfigError
-from penstock.kernels import Int4Tensor, Matrix, QuantizedTensor, choose_kernels
+from penstock.kernels import Int4Tensor, Matrix, QuantizedTensor, choose_kernels, use_processor
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.conversion import torch_threads
@@ -128,7 +128,8 @@ def calibrated(
     folder: Path, group_size: int | None = None, bits: WeightBits = "int8"
 ) -> tuple[WeightStore, Calibration]:
     opened = open_model(folder, group_size=group_size, weights=bits)
-    kernels = choose_kernels(EngineConfig(), 2)
+    use_processor(EngineConfig(), 2)
+    kernels = choose_kernels(EngineConfig())
     return opened.store, Calibration(opened, kernels, TEXT, len(TEXT))
 
 
@@ -229,7 +230,7 @@ def test_threads_of_torch_meet_where_it_is_worth_it(tmp_path: Path, monkeypatch:
 
 def test_a_text_that_is_too_short_or_a_model_in_int8(tmp_path: Path) -> None:
     build("Llama", tmp_path / "source")
-    opened, kernels = open_model(tmp_path / "source"), choose_kernels(EngineConfig(), 1)
+    opened, kernels = open_model(tmp_path / "source"), choose_kernels(EngineConfig())
     with pytest.raises(ConfigError, match="100 tokens"):
         Calibration(opened, kernels, TEXT[:100], 1000)
     convert(opened.store, tmp_path / "int8")
@@ -240,7 +241,7 @@ def test_a_text_that_is_too_short_or_a_model_in_int8(tmp_path: Path) -> None:
 def test_each_sequence_begins_as_prompts_do(tmp_path: Path) -> None:
     """The names of roundings tell apart the tokens by which they were made."""
     build("Llama", tmp_path / "source")
-    opened, kernels = open_model(tmp_path / "source"), choose_kernels(EngineConfig(), 1)
+    opened, kernels = open_model(tmp_path / "source"), choose_kernels(EngineConfig())
     length = opened.spec.max_position_embeddings
     texts = [TEXT[start : start + length - 1] for start in range(0, 3 * (length - 1), length - 1)]
     written = [token for text in texts for token in (0, *text)]

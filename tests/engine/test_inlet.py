@@ -32,7 +32,7 @@ def test_tensors_are_those_of_the_plain_way(card: PretendedCard) -> None:
     draw = random.Random(0)
     with contextlib.closing(find_lane("cuda")) as lane:
         device = lane.torch_device
-        inlet = lane.inlet(choose_kernels(EngineConfig(device="cuda"), 1, device, None).fetch)  # type: ignore[attr-defined]
+        inlet = lane.inlet(choose_kernels(EngineConfig(device="cuda"), device, None).fetch)  # type: ignore[attr-defined]
         assert isinstance(inlet, CudaInlet)
         for _ in range(30):
             inputs = random_inputs(draw)

@@ -116,4 +116,6 @@ def test_the_plan_has_half_the_bytes(tiny_llama: Path) -> None:
         expected = half.plan.kv_bytes * 18 // 32  # of heads with 16 dimensions
     with Engine.load(tiny_llama, EngineConfig(kv_dtype="int8", **settings)) as engine:
         assert engine.plan.kv_bytes == expected
-        assert sum(part.nbytes for parts in engine.executor.kv_cache.layers for part in parts) == expected
+        assert (
+            sum(part.nbytes for parts in engine.model.executor.kv_cache.layers for part in parts) == expected
+        )

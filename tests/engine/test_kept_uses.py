@@ -10,8 +10,9 @@ from test_convert import Ids
 from test_seams import CONFIG, PROMPTS, open_mixture, write_mixture
 
 from penstock.engine import Engine
+from penstock.engine_parts import make_parts
 from penstock.generation.requests.generation_request import SamplingParams
-from penstock.loader import assemble
+from penstock.loader import LoadedModel, begin_reading, plan_on
 from penstock.memory import kept_rates, kept_uses
 from penstock.memory.host_lane import HostLane
 from penstock.spec import UnitKey
@@ -49,16 +50,20 @@ def test_a_broken_file_is_no_file(tmp_path: Path, text: str) -> None:
     assert kept_uses.read(tmp_path / "file") == {}
 
 
+def load(folder: Path) -> LoadedModel:
+    """The mixture in a folder, with a cache beside it."""
+    tokenizer: Any = Ids()
+    cache = folder / "cache"
+    planned = plan_on(HostLane(), open_mixture(folder / "model"), CONFIG, cache_folder=cache)
+    return begin_reading(planned, tokenizer, cache)
+
+
 def test_experts_that_the_model_lacks_have_no_uses(tmp_path: Path) -> None:
     """The folder may have held another model."""
     write_mixture(tmp_path / "model")
     file = kept_uses.path_of(tmp_path / "cache", tmp_path / "model")
     kept_uses.write(file, {UnitKey("decoder", 99, 0): 5.0, UnitKey("decoder", 0, 99): 5.0})
-    tokenizer: Any = Ids()
-    loaded = assemble(
-        open_mixture(tmp_path / "model"), tokenizer, CONFIG, HostLane(), cache_folder=tmp_path / "cache"
-    )
-    with Engine(loaded.model, loaded.plan, loaded.config, loaded.predict) as engine:
+    with Engine(make_parts(load(tmp_path))) as engine:
         experts = snapshot_of(engine).stats.experts
         assert experts is not None and experts.hot == []
 
@@ -66,12 +71,9 @@ def test_experts_that_the_model_lacks_have_no_uses(tmp_path: Path) -> None:
 def test_an_engine_goes_on_with_the_uses_of_the_last_one(tmp_path: Path) -> None:
     write_mixture(tmp_path / "model")
     file = kept_uses.path_of(tmp_path / "cache", tmp_path / "model")
-    tokenizer: Any = Ids()
     totals = []
     for _ in range(2):
-        opened = open_mixture(tmp_path / "model")
-        loaded = assemble(opened, tokenizer, CONFIG, HostLane(), cache_folder=tmp_path / "cache")
-        with Engine(loaded.model, loaded.plan, loaded.config, loaded.predict) as engine:
+        with Engine(make_parts(load(tmp_path))) as engine:
             engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
         totals.append(sum(kept_uses.read(file).values()))
     assert totals[1] == pytest.approx(2 * totals[0], rel=0.1)

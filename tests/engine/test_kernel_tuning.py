@@ -124,10 +124,10 @@ def test_a_tuning_is_read_from_text() -> None:
 
 def test_without_native_kernels_a_tuning_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "compiled_builds", list)
-    assert choose_kernels(EngineConfig(device="cpu"), 1).traits.name == "torch"
+    assert choose_kernels(EngineConfig(device="cpu")).traits.name == "torch"
     config = EngineConfig(device="cpu", kernel_tuning=KernelTuning(few_rows=4))
     with pytest.raises(ConfigError, match="kernel_tuning is for native kernels, and none were compiled"):
-        choose_kernels(config, 1)
+        choose_kernels(config)
 
 
 class Clocked:

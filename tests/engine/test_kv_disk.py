@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import test_encoder_decoder
+from engine_features import disk_of
 from test_convert import Ids
 from tiny_models import VOCAB_SIZE, build
 
@@ -60,7 +61,7 @@ def test_kernels_that_serve_in_place_of_others_have_a_shelf_of_their_own(
 ) -> None:
     """A card's own kernels may fail their check; a wrapper changes no bit."""
     with Engine.load(llama, PLAIN, tokenizer=Ids()) as engine:
-        family, found = engine.executor.family, list[str]()
+        family, found = engine.model.executor.family, list[str]()
         for kernels in (family.kernels, ForwardingKernels(family.kernels), TorchKernels()):
             monkeypatch.setattr(family, "kernels", kernels)
             found.append(description(engine.model, engine.config, {})["fingerprint"])
@@ -114,8 +115,7 @@ def test_what_was_evicted_and_preempted_comes_from_disk(llama: Path, tmp_path: P
         for _ in range(2):
             for prompt, answer in zip(asked, expected, strict=True):
                 assert engine.generate([prompt], PARAMS) == [answer]
-                assert engine.kv_disk is not None
-                engine.kv_disk.flush()
+                disk_of(engine).flush()
         assert num_read(engine) >= 2 * 5
         before = num_read(engine)
         engine.add(GenerationRequest(asked[0], replace(PARAMS, max_tokens=30), "first", priority=1))
@@ -123,7 +123,7 @@ def test_what_was_evicted_and_preempted_comes_from_disk(llama: Path, tmp_path: P
         while not got["first"]:
             for output in engine.step():
                 got["first"] += output.token_ids
-        engine.kv_disk.flush()
+        disk_of(engine).flush()
         engine.add(GenerationRequest(asked[1], PARAMS, "second"))  # takes the place of the first
         while engine.has_work:
             for output in engine.step():
@@ -177,9 +177,8 @@ def test_a_second_engine_reads_only_what_the_first_one_keeps(
     asked = prompts("second", 40, 60)
     expected, _ = answers(llama, PLAIN, asked)
     with Engine.load(llama, kept(tmp_path), tokenizer=Ids()) as first:
-        assert first.kv_disk is not None
         assert first.generate(asked[:1], PARAMS) == expected[:1]
-        first.kv_disk.flush()
+        disk_of(first).flush()
         again, second = answers(llama, kept(tmp_path), asked)
         assert again == expected and num_read(second) == 2
         assert "only reads" in caplog.text
@@ -216,7 +215,7 @@ def test_a_disk_that_was_full_is_filled_again(
         write_all(shelf, descriptor, data, offset)
 
     with Engine.load(llama, kept(tmp_path), tokenizer=Ids()) as engine:
-        store = engine.kv_disk
+        store = disk_of(engine)
         assert store is not None
         limit = store.stats.limit_bytes
 
@@ -256,10 +255,10 @@ def test_a_disk_that_hangs_costs_no_answer(
         engine.abort("waits")
         assert not engine.has_work and engine.metrics.kv_blocks_used == 0
         monkeypatch.setattr(engine.meter, "prompt_s", lambda *_: 0.0011)  # computing takes so long
-        monkeypatch.setattr(engine.kv_disk, "expected_read_s", lambda num_blocks: 0.001)
+        monkeypatch.setattr(disk_of(engine), "expected_read_s", lambda num_blocks: 0.001)
         assert engine.generate(asked, PARAMS) == expected and num_read(engine) == 0
         goes_on.set()
-        monkeypatch.setattr(engine.kv_disk, "expected_read_s", lambda num_blocks: 1.0)
+        monkeypatch.setattr(disk_of(engine), "expected_read_s", lambda num_blocks: 1.0)
         assert engine.generate(asked, PARAMS) == expected
         assert engine.metrics.prefix_cache_hits, "blocks in memory are used"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import test_cpmant
 import test_encoder_decoder
+from engine_features import disk_of
 from test_convert import Ids
 from test_kv_disk import BLOCK_SIZE, PARAMS, PLAIN, answers, kept, num_read, prompts
 
@@ -75,11 +76,10 @@ def test_an_input_that_was_evicted_comes_from_disk(tmp_path: Path, encoded: list
     encoded.clear()
     settings = kept(tmp_path, max_model_len=96, num_kv_tokens=112)
     with Engine.load(tmp_path / "model", settings, tokenizer=Ids()) as engine:
-        assert engine.kv_disk is not None
         for _ in range(2):
             for prompt, answer in zip(asked, expected, strict=True):
                 assert engine.generate([prompt], PARAMS) == [answer]
-                engine.kv_disk.flush()
+                disk_of(engine).flush()
     assert encoded == [70, 66, 68] and num_read(engine) == 3 * 5
 
 

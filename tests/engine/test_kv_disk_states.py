@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_features import disk_of
 from test_convert import Ids
 from test_kv_disk import BLOCK_SIZE, PARAMS, PLAIN, answers, kept, prompts
 from tiny_models import build
@@ -80,18 +81,17 @@ def test_what_was_evicted_and_preempted_comes_from_disk(lfm2: Path, tmp_path: Pa
         num_bytes = engine.model.spec.state_bytes
     settings = kept(tmp_path, max_model_len=128, num_kv_tokens=160, state_bytes=2 * num_bytes)
     with Engine.load(lfm2, settings, tokenizer=Ids()) as engine:
-        assert engine.kv_disk is not None
         for number in range(2):
             for prompt, answer in zip(asked, expected, strict=True):
                 assert engine.generate([prompt], PARAMS) == [answer]
-                engine.kv_disk.flush()
+                disk_of(engine).flush()
             assert num_states_read(engine) == 3 * number
         engine.add(GenerationRequest(asked[0], replace(PARAMS, max_tokens=30), "first", priority=1))
         got: dict[str, list[int]] = {"first": [], "second": []}
         while len(got["first"]) < 12:
             for output in engine.step():
                 got["first"] += output.token_ids
-        engine.kv_disk.flush()
+        disk_of(engine).flush()
         assert num_states_read(engine) == 4
         engine.add(GenerationRequest(asked[1], PARAMS, "second"))  # takes the place of the first
         while engine.has_work:
@@ -130,7 +130,7 @@ def _place_of(folder: Path, is_state: bool) -> int:
 
 def test_a_state_comes_back_to_any_slot_in_the_same_bits(lfm2: Path) -> None:
     with Engine.load(lfm2, PLAIN, tokenizer=Ids()) as engine:
-        cache = engine.executor.kv_cache
+        cache = engine.model.executor.kv_cache
         assert isinstance(cache, KVCache)
         pieces = StatePieces(cache)
         for parts in (*cache.layers, *cache.states):

@@ -19,6 +19,7 @@ import pytest
 import test_cpmant
 import test_encoder_decoder
 import zmq
+from engine_features import disk_of, pipe_of, publisher_of
 from node_cluster import CONFIG, Cluster, cluster
 from test_convert import Ids
 from tiny_models import VOCAB_SIZE, build
@@ -129,8 +130,7 @@ class Router:
 
     def follow(self, engine: Engine) -> set[int]:
         """The hashes of all blocks, when everything that was published has come."""
-        publisher = engine._publisher
-        assert publisher is not None
+        publisher = publisher_of(engine)
         while publisher.stats.sent_batches < publisher._next_number:
             time.sleep(0.002)
         found = list[tuple[int, bytes]]()
@@ -215,8 +215,8 @@ def test_a_router_forgets_what_was_computed_with_a_machine_that_is_gone(
         await engine.wait_until_ready()
         async for _ in engine.generate(list(range(5, 90)), GREEDY):
             pass
-        assert router.follow(engine.engine) and engine.engine.leader is not None
-        member = engine.engine.leader.members[0]
+        assert router.follow(engine.engine)
+        member = pipe_of(engine.engine).leader.members[0]
         assert member.peer is not None
         member.peer.close("the test has cut the link")
         while router.follow(engine.engine):
@@ -247,7 +247,7 @@ def test_a_router_knows_what_the_engine_holds(
     heads = [[dice.randrange(3, VOCAB_SIZE) for _ in range(dice.randrange(20, 90))] for _ in range(4)]
     settings = replace(PLAIN, kv_events=config)
     with Engine.load(tmp_path / "model", settings, tokenizer=Ids()) as engine, Router(config) as router:
-        forward = engine.executor.forward
+        forward = engine.model.executor.forward
         for number in range(40):
             tail = [dice.randrange(3, VOCAB_SIZE) for _ in range(dice.randrange(1, 50))]
             salt = dice.choice(("", "", "someone"))
@@ -259,10 +259,10 @@ def test_a_router_knows_what_the_engine_holds(
             if dice.random() < 0.2:
                 engine.abort(str(number))
             if dice.random() < 0.1 and engine.has_work:
-                monkeypatch.setattr(engine.executor, "forward", _fail)
+                monkeypatch.setattr(engine.model.executor, "forward", _fail)
                 with pytest.raises(ZeroDivisionError):
                     engine.step()
-                monkeypatch.setattr(engine.executor, "forward", forward)
+                monkeypatch.setattr(engine.model.executor, "forward", forward)
             if dice.random() < 0.3:
                 assert router.follow(engine) == own_view(engine)
         work(engine)
@@ -292,8 +292,8 @@ def test_blocks_that_come_from_disk_are_told_of(llama: Path, tmp_path: Path, con
         with Engine.load(llama, settings, tokenizer=Ids()) as engine, Router(config) as router:
             engine.generate([prompt], GREEDY)
             assert router.follow(engine) == own_view(engine) and router.num_found(prompt) == 5
-            assert engine.kv_disk is not None and engine.metrics.kv_disk is not None
-            engine.kv_disk.flush()
+            assert engine.metrics.kv_disk is not None
+            disk_of(engine).flush()
             assert engine.metrics.kv_disk.reads.num_blocks == 5 * number
             engine.scheduler.reset()  # as after the loss of a machine
             engine.step()
@@ -463,8 +463,9 @@ def test_what_can_not_be_published_is_refused(
     with Engine.load(
         llama, replace(PLAIN, kv_events=KVEventsConfig("tcp://127.0.0.1:*")), tokenizer=Ids()
     ) as engine:
-        assert engine._publisher is not None
-        taken = engine._publisher._publishing.getsockopt_string(zmq.LAST_ENDPOINT).replace("127.0.0.1", "*")
+        taken = (
+            publisher_of(engine)._publishing.getsockopt_string(zmq.LAST_ENDPOINT).replace("127.0.0.1", "*")
+        )
         with pytest.raises(ConfigError, match=r"can't be used: Address already in use"):
             Engine.load(llama, replace(PLAIN, kv_events=KVEventsConfig(taken)), tokenizer=Ids())
     with pytest.raises(ConfigError, match="prefix"):

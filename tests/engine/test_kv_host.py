@@ -80,7 +80,7 @@ def load(model: Path, settings: EngineConfig, device: str) -> Engine:
 
 
 def store_of(engine: Engine, tier: str) -> KVStore[Any]:
-    store = engine.kv_tiers and engine.kv_tiers.find(tier)
+    store = engine.kv_tiers.find(tier)
     assert store is not None
     return store
 
@@ -89,7 +89,7 @@ def one_by_one(engine: Engine, asked: list[list[int]]) -> list[Completion]:
     found = []
     for prompt in asked:
         found += engine.generate([prompt], PARAMS)
-        for store in engine.kv_tiers or ():
+        for store in engine.kv_tiers:
             store.flush()
     return found
 

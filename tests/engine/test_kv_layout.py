@@ -188,7 +188,7 @@ def test_numbers_of_a_token_that_are_odd(
     plain = replace(config, kernels="reference", kv_dtype="float32")
     with Engine.load(tmp_path / "model", plain, tokenizer=Ids()) as engine:
         expected = engine.generate(prompts, params)
-        exact = [parts[-1].flatten()[:1].dtype for parts in engine.executor.kv_cache.layers]
+        exact = [parts[-1].flatten()[:1].dtype for parts in engine.model.executor.kv_cache.layers]
         assert set(exact) == {torch.float32}
     kept = replace(config, kv_disk=str(tmp_path / "kv"), kv_disk_bytes=1 << 24)
     written = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
@@ -201,9 +201,9 @@ def test_numbers_of_a_token_that_are_odd(
                 for one, other in zip(found.prompt_logprobs[1:], wanted.prompt_logprobs[1:], strict=True):
                     assert one is not None and other is not None
                     assert one.logprob == pytest.approx(other.logprob, abs=3e-2)
-            if engine.kv_disk is not None:
-                engine.kv_disk.flush()
-                num_read = engine.kv_disk.stats.reads.num_blocks
+            if (store := engine.kv_tiers.find("disk")) is not None:
+                store.flush()
+                num_read = store.stats.reads.num_blocks
     assert again[0] == again[1] == again[2] and num_read
 
 

@@ -15,6 +15,7 @@ import pytest
 import test_encoder_decoder
 import torch
 from drafters import Forest, Oracle
+from engine_features import disk_of
 from test_convert import Ids
 from tiny_models import VOCAB_SIZE, build
 from torch import Tensor
@@ -117,7 +118,7 @@ def test_what_a_step_moves_is_known_before(
         while len(running := engine.scheduler.admission.running) == 2:
             pasts = [(list(each.block_table), each.num_computed_tokens) for each in running]
             has_room = all(len(table) * 32 > num_past for table, num_past in pasts)
-            expected, before = engine.executor.caches.expected(pasts).num_bytes, stats.num_moved_bytes
+            expected, before = engine.model.executor.caches.expected(pasts).num_bytes, stats.num_moved_bytes
             engine.step()
             if has_room:  # the next block is not known before the step is decided
                 assert stats.num_moved_bytes - before == expected > 0
@@ -212,15 +213,14 @@ def test_a_kept_block_that_the_spill_file_does_not_take_is_computed_again(
     with load(llama, config) as engine, monkeypatch.context() as patch:
         patch.setattr(SpilledKVCache, "read_block", refuse)
         assert engine.generate(asked, PARAMS) == expected
-        assert engine.kv_disk is not None
-        engine.kv_disk.flush()
-        assert engine.kv_disk.stats.missed_blocks > 0 and engine.kv_disk.stats.num_blocks == 0
+        disk_of(engine).flush()
+        assert disk_of(engine).stats.missed_blocks > 0 and disk_of(engine).stats.num_blocks == 0
     with load(llama, config) as engine:
         assert engine.generate(asked, PARAMS) == expected
     with load(llama, config) as engine:
         monkeypatch.setattr(SpilledKVCache, "write_block", refuse)
         assert engine.generate(asked, PARAMS) == expected
-        assert engine.kv_disk is not None and engine.kv_disk.stats.reads.num_blocks == 0
+        assert disk_of(engine).stats.reads.num_blocks == 0
 
 
 def test_a_disk_that_fails_costs_the_step_alone(
@@ -230,7 +230,7 @@ def test_a_disk_that_fails_costs_the_step_alone(
     expected = answers(llama, PLAIN, asked)
     pwrite = os.pwrite
     with load(llama, spilled(tmp_path)) as engine:
-        cache = engine.executor.kv_cache
+        cache = engine.model.executor.kv_cache
         assert isinstance(cache, SpilledKVCache)
         descriptor = cache._store._file.descriptor
 

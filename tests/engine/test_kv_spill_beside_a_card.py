@@ -83,7 +83,7 @@ def spilled(
 ) -> EngineConfig:
     """Two blocks where layers are computed, and six in RAM."""
     with Engine.load(model, replace(config, device="cpu"), tokenizer=Ids()) as engine:
-        size = engine.executor.kv_cache.block_bytes
+        size = engine.model.executor.kv_cache.block_bytes
     return replace(config, num_kv_tokens=num_kv_tokens, kv_spill_bytes=num_in_ram * size)
 
 
@@ -126,7 +126,9 @@ def test_answers_are_those_of_a_larger_cache(
     with load(tmp_path, spilled(tmp_path, plain), device) as engine:
         plan = engine.plan
         assert (plan.num_kv_blocks, plan.num_spilled_blocks) == (8, 6)
-        assert plan.kv_spill_bytes >= 6 * engine.executor.kv_cache.block_bytes > plan.kv_spill_bytes - 4096
+        assert (
+            plan.kv_spill_bytes >= 6 * engine.model.executor.kv_cache.block_bytes > plan.kv_spill_bytes - 4096
+        )
         assert engine.generate(asked, PARAMS) == expected
         stats = engine.metrics.kv_spill
         assert stats is not None and stats.read_bytes > 0 and stats.written_bytes > 0
@@ -184,7 +186,7 @@ def test_blocks_in_ram_are_kept_and_found_again(model: Path, device: str, tmp_pa
     with load(model, config, device) as engine:
         assert engine.generate(asked, PARAMS) == expected == engine.generate(asked, PARAMS)
         assert engine.metrics.prefix_cache_hits >= 80
-        for store in engine.kv_tiers or ():
+        for store in engine.kv_tiers:
             store.flush()
         assert engine.generate(other, PARAMS)  # takes the blocks
         assert engine.generate(asked, PARAMS) == expected

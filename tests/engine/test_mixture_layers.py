@@ -450,7 +450,7 @@ def _compare_engines(
                 tier = engine.streamer.tiers.nearest_experts
                 assert tier is not None and tier.holds_all == (share == 1.0)
                 if not is_together:
-                    engine.executor.family.__dict__["_calls_mixtures"] = None
+                    engine.model.executor.family.__dict__["_calls_mixtures"] = None
                 answers = [engine.generate([prompt], params)[0] for prompt in ([5, 6, 7], [9] * 20)]
                 found.append([(answer.token_ids, answer.logprobs) for answer in answers])
                 found[-1].append((tier.num_asked, tier.uses.num_uses))

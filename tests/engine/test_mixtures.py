@@ -27,7 +27,7 @@ from penstock.config import EngineConfig, KernelChoice
 from penstock.engine import Engine
 from penstock.errors import InvalidConfig, UnsupportedModel, WrongTensor
 from penstock.generation.requests.generation_request import SamplingParams
-from penstock.kernels import Kernels, Routed, Router, Routing, choose_kernels
+from penstock.kernels import Kernels, Routed, Router, Routing, choose_kernels, use_processor
 from penstock.kernels.reference import ReferenceKernels
 from penstock.model.families.gemma import gemma4
 from penstock.model.mixture import mixture as mixtures
@@ -187,7 +187,8 @@ def random_expert(seed: int) -> LayerWeights:
 @pytest.mark.parametrize("choice", ["reference", "auto"])
 def test_the_order_in_which_experts_come_changes_no_bit(choice: KernelChoice, is_gated: bool) -> None:
     torch.manual_seed(0)
-    kernels = choose_kernels(EngineConfig(kernels=choice), 2)
+    use_processor(EngineConfig(), 2)
+    kernels = choose_kernels(EngineConfig(kernels=choice))
     x, experts = torch.randn(33, 32), [random_expert(seed) for seed in range(7)]
     routed = Routed(torch.randn(33, 7).topk(3).indices, torch.rand(33, 3))
 

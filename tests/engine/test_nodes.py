@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import test_encoder_decoder
 from drafters import Forest, Oracle
+from engine_features import pipe_of
 from node_cluster import CONFIG, OWN, Cluster, cluster
 from test_convert import Ids
 from tiny_models import build
@@ -94,7 +95,6 @@ def test_two_machines_have_the_bits_of_one(name: str, tmp_path: Path, pair: Clus
 
 def test_three_machines_and_several_groups(llama: Path) -> None:
     with cluster(3) as made, made.engine(llama) as engine:
-        assert engine.leader is not None
         widest = 0
         for index, prompt in enumerate(PROMPTS):
             engine.add(GenerationRequest(prompt, PLAIN, str(index)))
@@ -102,11 +102,10 @@ def test_three_machines_and_several_groups(llama: Path) -> None:
         while engine.has_work:
             for output in engine.step():
                 found[output.request_id].extend(output)
-            assert engine.piped is not None
-            widest = max(widest, engine.piped.num_flights)
+            widest = max(widest, pipe_of(engine).num_in_flight)
         assert list(found.values()) == alone(llama, params=PLAIN)
         assert widest > 1, "no two steps were on their way at once"
-        assert [(each.layers) for each in engine.leader.status()] == [(1, 2), (2, 3)]
+        assert [(each.layers) for each in pipe_of(engine).leader.status()] == [(1, 2), (2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -184,8 +183,7 @@ def generate(engine: Engine, at: dict[int, Any]) -> list[Completion]:
 
 
 def first_member(engine: Engine) -> Member:
-    assert engine.leader is not None
-    return engine.leader.members[0]
+    return pipe_of(engine).leader.members[0]
 
 
 def test_a_link_that_breaks_comes_back(llama: Path, expected: list[Completion], pair: Cluster) -> None:
@@ -207,8 +205,7 @@ def test_a_step_to_a_worker_that_goes_and_comes_back(
 ) -> None:
     """The step went over a connection that has ended, and never arrives, though the worker is there."""
     with pair.engine(llama) as engine:
-        assert engine.piped is not None
-        send, times = engine.piped._pipe.send, iter(range(100))
+        send, times = pipe_of(engine)._pipe.send, iter(range(100))
 
         def cut_and_send(inputs: ModelInputs, hidden: Tensor, peers: Sequence[Peer]) -> int:
             if next(times) in (2, 7):
@@ -217,7 +214,7 @@ def test_a_step_to_a_worker_that_goes_and_comes_back(
                     threading.Event().wait(0.001)
             return send(inputs, hidden, peers)
 
-        engine.piped._pipe.send = cut_and_send  # type: ignore[method-assign]
+        pipe_of(engine)._pipe.send = cut_and_send  # type: ignore[method-assign]
         assert generate(engine, {}) == expected
         assert first_member(engine).num_losses == 2
         assert_empty(engine)
@@ -253,14 +250,13 @@ def failing(error: Exception) -> Callable[..., None]:
 def test_a_worker_that_is_lost_at_each_step_does_not_hold_requests_for_ever(llama: Path) -> None:
     """It is back before the limit, and lost before a step ends: the limit is that of all these times."""
     with cluster(return_s=0.3) as made, made.engine(llama) as engine:
-        assert engine.piped is not None
-        send = engine.piped._pipe.send
+        send = pipe_of(engine)._pipe.send
 
         def cut(inputs: ModelInputs, hidden: Tensor, peers: Sequence[Peer]) -> int:
             peers[0].close("the step has ended the worker")
             return send(inputs, hidden, peers)
 
-        engine.piped._pipe.send = cut  # type: ignore[method-assign]
+        pipe_of(engine)._pipe.send = cut  # type: ignore[method-assign]
         with pytest.raises(MachineAway, match="rank 1"):
             generate(engine, {})
         assert_empty(engine)
@@ -269,8 +265,7 @@ def test_a_worker_that_is_lost_at_each_step_does_not_hold_requests_for_ever(llam
 def test_who_waits_later_does_not_wait_for_those_before(llama: Path) -> None:
     """All who waited for a machine gave up, and no step has ended since."""
     with cluster() as made, made.engine(llama) as engine:
-        assert engine.piped is not None
-        engine.piped._waits_since_s, engine.piped._first_waiters = -math.inf, {"gone"}
+        pipe_of(engine)._waits_since_s, pipe_of(engine)._first_waiters = -math.inf, {"gone"}
         made.stop()
         while first_member(engine).ready is not None:
             threading.Event().wait(0.01)

@@ -195,7 +195,7 @@ def _family(kind: str) -> ThroughTransformers:
     names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
     config = next(configs(kind, names if isinstance(names, str) else names[0]))
     spec = ThroughTransformers.read_spec(config)
-    return ThroughTransformers(spec, choose_kernels(EngineConfig(), 1), spec.max_position_embeddings)
+    return ThroughTransformers(spec, choose_kernels(EngineConfig()), spec.max_position_embeddings)
 
 
 def _chunks(lengths: list[int], dice: random.Random) -> tuple[tuple[tuple[int, int, int], ...], ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import test_encoder_decoder
+from engine_features import disk_of
 from test_convert import Ids
 from tiny_models import VOCAB_SIZE, build
 
@@ -120,8 +121,8 @@ def test_what_was_moved_is_not_computed_again(llama: Path, tmp_path: Path) -> No
     numbers = list[int]()
     for settings in (WIDE, replace(WIDE, num_kv_tokens=128, kv_disk=str(tmp_path / "kv"))):
         with load(llama, settings) as engine:
-            if engine.kv_disk is not None:
-                engine.kv_disk._rate = 1.0  # bytes a second
+            if (store := engine.kv_tiers.find("disk")) is not None:
+                store._rate = 1.0  # bytes a second
             answer(engine, asked)
             numbers.append(engine.metrics.step_tokens)
             counts = engine.metrics.preemptions
@@ -171,7 +172,7 @@ def test_a_disk_that_hangs_holds_no_block_for_long(
     with load(llama, WIDE) as engine:
         expected = answer(engine, asked)
     with load(llama, replace(NARROW, kv_disk=str(tmp_path / "kv"))) as engine:
-        store = engine.kv_disk
+        store = disk_of(engine)
         assert store is not None
         engine.meter.prompt_s = lambda num_tokens, _: 0.0005 * num_tokens  # type: ignore[method-assign]
         hang(monkeypatch, store)
@@ -184,8 +185,7 @@ def test_an_aborted_sequence_holds_nothing(
 ) -> None:
     """It was preempted, and its blocks are being written."""
     with load(llama, replace(WIDE, num_kv_tokens=128, kv_disk=str(tmp_path / "kv"))) as engine:
-        assert engine.kv_disk is not None
-        hang(monkeypatch, engine.kv_disk)
+        hang(monkeypatch, disk_of(engine))
         long = SamplingParams(max_tokens=30, ignore_eos=True)
         engine.add(GenerationRequest(list(range(8, 90)), long, "low", priority=1))
         for _ in range(4):

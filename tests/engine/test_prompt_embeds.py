@@ -126,7 +126,7 @@ def test_a_soft_prompt_of_the_models_own_comes_first(tmp_path: Path) -> None:
     """Vectors that are the embedding's rows are those tokens, bit for bit, for CPM-Ant as well."""
     test_cpmant.build("CPM-Ant", tmp_path)
     engine = load(tmp_path, max_num_batched_tokens=64)
-    rows = engine.executor._embedding.matrix("embedding").look_up(torch.tensor(PROMPTS[2]))
+    rows = engine.model.executor._embedding.matrix("embedding").look_up(torch.tensor(PROMPTS[2]))
     requests = [asked(rows, [], "all"), asked(rows[:11], PROMPTS[2][11:], "some"), asked(None, PROMPTS[2])]
     one, *others = run(engine, *requests)
     assert others == [one, one]

@@ -74,13 +74,13 @@ def test_a_prompt_of_one_token_has_none(tiny_llama: Path) -> None:
 
 def test_no_more_rows_than_sequences_go_through_the_head_at_once(tiny_llama: Path) -> None:
     with Engine.load(tiny_llama, EngineConfig(max_num_seqs=4)) as engine:
-        head, sizes = engine.executor.head, []
+        head, sizes = engine.model.executor.head, []
 
         def watched(hidden: torch.Tensor) -> torch.Tensor:
             sizes.append(len(hidden))
             return head(hidden)
 
-        engine.executor.head = watched  # type: ignore[method-assign]
+        engine.model.executor.head = watched  # type: ignore[method-assign]
         engine.generate([PROMPT], SCORING)
     assert max(sizes) == 4 and sum(sizes) == len(PROMPT)
 
@@ -114,7 +114,7 @@ def test_a_preempted_sequence_goes_on_where_it_was() -> None:
 
 def test_a_row_that_is_no_numbers_is_an_error(tiny_llama: Path) -> None:
     with Engine.load(tiny_llama) as engine:
-        head = engine.executor.head
+        head = engine.model.executor.head
         poisoned = [True]
 
         def once(hidden: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,7 @@ def test_a_row_that_is_no_numbers_is_an_error(tiny_llama: Path) -> None:
                 logits[poisoned.pop() - 1] = torch.nan
             return logits
 
-        engine.executor.head = once  # type: ignore[method-assign]
+        engine.model.executor.head = once  # type: ignore[method-assign]
         with pytest.raises(ComputationError, match="prompt"):
             engine.generate([PROMPT], SCORING)
         assert not engine.has_work
@@ -132,7 +132,7 @@ def test_a_row_that_is_no_numbers_is_an_error(tiny_llama: Path) -> None:
 
 def test_nobody_waits_for_the_scores_of_a_prompt_that_was_given_up(tiny_llama: Path) -> None:
     with Engine.load(tiny_llama, EngineConfig(max_num_seqs=4)) as engine:
-        head, aborted = engine.executor.head, set[str]()
+        head, aborted = engine.model.executor.head, set[str]()
         sizes = []
 
         def leave(hidden: torch.Tensor) -> torch.Tensor:
@@ -140,11 +140,11 @@ def test_nobody_waits_for_the_scores_of_a_prompt_that_was_given_up(tiny_llama: P
             sizes.append(len(hidden))
             return head(hidden)
 
-        engine.executor.head = leave  # type: ignore[method-assign]
+        engine.model.executor.head = leave  # type: ignore[method-assign]
         engine.add(GenerationRequest(PROMPT, SCORING, "a"))
         assert engine.step(aborted) == [] and sizes == [4]
         aborted.clear()
-        engine.executor.head = head  # type: ignore[method-assign]
+        engine.model.executor.head = head  # type: ignore[method-assign]
         (output,) = engine.step()
         assert output.prompt_logprobs == engine.generate([PROMPT], SCORING)[0].prompt_logprobs
 

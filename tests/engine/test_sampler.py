@@ -58,7 +58,7 @@ def sequence(params: SamplingParams, prompt: list[int], output: list[int]) -> Se
 def sample(sampler: Sampler, logits: Tensor, rows: list[Sequence]) -> list[SampledToken | RequestFailed]:
     """A row for each sequence."""
     batch = Batch(tuple(ScheduledSequence.of(row, row.num_pending_tokens) for row in rows))
-    return [each.error or each.tokens[0] for each in sampler.sample([logits], batch)]
+    return [each.error or each.tokens[0] for each in sampler.choose([logits], batch)]
 
 
 def choose(
@@ -421,14 +421,14 @@ def test_a_chain_is_followed_as_far_as_it_is_right_or_to_an_end(size: int) -> No
         rows = [sequence(params, [1, 2], []), sequence(GREEDY, [3], [])]
         items = [ScheduledSequence.of(row, row.num_pending_tokens) for row in rows]
         batch = Batch((items[0]._replace(drafts=DraftTree.chain(drafts)), items[1]))
-        first, second = sampler.sample(logits.split(size), batch)  # type: ignore[no-untyped-call]
+        first, second = sampler.choose(logits.split(size), batch)  # type: ignore[no-untyped-call]
         assert [token.token_id for token in first.tokens] == best[:num_tokens]
         assert first.num_accepted == num_tokens - 1
         assert [token.token_id for token in second.tokens] == [best[7]]
 
 
 def test_no_rows() -> None:
-    assert Sampler(40, frozenset()).sample([], Batch(())) == []
+    assert Sampler(40, frozenset()).choose([], Batch(())) == []
 
 
 def chi_square(values: np.ndarray, bins: int = 20) -> float:

@@ -22,6 +22,7 @@ from torch import Tensor
 from penstock.calibrate import Calibration
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
+from penstock.engine_parts import make_parts
 from penstock.errors import ConfigError
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.kernels import (
@@ -34,7 +35,7 @@ from penstock.kernels import (
     choose_kernels,
 )
 from penstock.kernels.reference import ReferenceKernels
-from penstock.loader import assemble
+from penstock.loader import begin_reading, plan_on
 from penstock.memory.host_lane import HostLane
 from penstock.model.architecture import linear_tensors
 from penstock.model.families.llama import Llama, LlamaSpec
@@ -57,8 +58,8 @@ CONFIG = EngineConfig(device="cpu", num_kv_tokens=512, max_num_batched_tokens=48
 
 def engine_of(opened: OpenModel, config: EngineConfig = CONFIG, kernels: Kernels | None = None) -> Engine:
     tokenizer: Any = Ids()
-    loaded = assemble(opened, tokenizer, config, HostLane(), kernels=kernels)
-    return Engine(loaded.model, loaded.plan, loaded.config, loaded.predict)
+    loaded = begin_reading(plan_on(HostLane(), opened, config, kernels=kernels), tokenizer)
+    return Engine(make_parts(loaded))
 
 
 def answers(engine: Engine) -> list[Completion]:
@@ -174,7 +175,7 @@ def test_a_weight_format_of_another_width(tmp_path: Path) -> None:
     """Resident, streamed from the original, and converted and streamed byte for byte: the same bits; and what
     transformers makes of the same weights."""
     model = build("Llama", tmp_path / "original")
-    kernels = HalfKernels(choose_kernels(CONFIG, 1))
+    kernels = HalfKernels(choose_kernels(CONFIG))
     resident = answers(engine_of(open_half(tmp_path / "original"), CONFIG, kernels))
     streamed = replace(CONFIG, num_resident_layers=1)
     engine = engine_of(open_half(tmp_path / "original"), streamed, kernels)
@@ -204,7 +205,7 @@ def test_a_converted_format_is_described_for_other_tools(tmp_path: Path) -> None
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "converted", dtype=torch.float32)
     with torch.no_grad():
         expected = theirs(torch.tensor([PROMPTS[3]])).logits[0].log_softmax(-1)
-    kernels = HalfKernels(choose_kernels(CONFIG, 1))
+    kernels = HalfKernels(choose_kernels(CONFIG))
     found = answers(engine_of(open_half(tmp_path / "converted"), CONFIG, kernels))[3].prompt_logprobs or ()
     wanted = [float(expected[i, token]) for i, token in enumerate(PROMPTS[3][1:])]
     assert [each.logprob for each in found if each] == pytest.approx(wanted, abs=2e-3)
@@ -231,7 +232,7 @@ def test_calibration_refuses_another_format_by_name(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"q_proj.* is kept as float16, and calibration rounds INT8 and INT4 alone"
     ):
-        Calibration(open_half(tmp_path), HalfKernels(choose_kernels(CONFIG, 1)), [3] * 256, 256)
+        Calibration(open_half(tmp_path), HalfKernels(choose_kernels(CONFIG)), [3] * 256, 256)
 
 
 # ------------------------------------------------------------ two stacks, and units that are asked for
@@ -474,7 +475,7 @@ class SharedKernels(ForwardingKernels):
 def test_a_second_lane_computes_a_share_of_each_product(name: str, tmp_path: Path) -> None:
     build(name, tmp_path)
     expected = answers(engine_of(open_model(tmp_path)))
-    kernels = SharedKernels(choose_kernels(CONFIG, 1), ReferenceKernels(), 0.4)
+    kernels = SharedKernels(choose_kernels(CONFIG), ReferenceKernels(), 0.4)
     config = replace(CONFIG, num_resident_layers=1)
     assert answers(engine_of(open_model(tmp_path), config, kernels)) == expected
     assert kernels.num_shared > 100

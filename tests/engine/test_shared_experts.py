@@ -62,13 +62,13 @@ def test_an_expert_is_the_same_wherever_it_lies(name: str, function: GatedFuncti
     ]  # fmt: skip
     spans, x, tokens = [(0, 4), (4, 5), (5, 12)], torch.randn(6, 64), torch.randint(6, (12,))
     rows, scores = torch.randperm(12).view(6, 2), torch.rand(6, 2)
-    kernels = choose_kernels(EngineConfig(), 1)
+    kernels = choose_kernels(EngineConfig())
     expected = torch.empty(12, 64)
     given = [(expert, *span) for expert, span in zip(experts, spans, strict=True)]
     for each in given:
         kernels.experts.compute(x, tokens, [each], function, expected)
     for handover in (ThreadHandover(), InPieces()):
-        shared = SharedKernels(kernels, choose_kernels(EngineConfig(), 1), handover).experts
+        shared = SharedKernels(kernels, choose_kernels(EngineConfig()), handover).experts
         for chosen in range(1 << len(experts)):
             in_ram = [in_ram_form(each) for place, each in enumerate(given) if chosen >> place & 1]
             on_card = [each for place, each in enumerate(given) if not chosen >> place & 1]

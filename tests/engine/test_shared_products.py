@@ -101,8 +101,8 @@ def test_a_split_product_is_the_whole_one(name: str) -> None:
     """Every split into kept, streamed and processor's channels, for numbers of tokens that take each of the
     kernels' paths."""
     matrix, bias = random_matrix(FORMATS[name], (80, 256)), torch.randn(80)
-    kernels = choose_kernels(EngineConfig(), 1)
-    shared = SharedKernels(kernels, choose_kernels(EngineConfig(), 1), ThreadHandover())
+    kernels = choose_kernels(EngineConfig())
+    shared = SharedKernels(kernels, choose_kernels(EngineConfig()), ThreadHandover())
     for num_tokens in (1, 2, 5, 16, 33, 80):
         x = torch.randn(num_tokens, 256) * torch.logspace(-3, 3, 256)
         whole = kernels.linear(x, matrix, bias)
@@ -230,7 +230,7 @@ def test_an_error_of_the_processor_ends_the_step(
             raise MemoryError("no room for a product")
 
         monkeypatch.setattr(NativeKernels, "linear", fail)
-        kernels: Any = engine.executor.family.kernels
+        kernels: Any = engine.model.executor.family.kernels
         monkeypatch.setattr(kernels, "_handed", lambda weight: None)  # compiled calls don't fail
         with pytest.raises(StepFailed, match="no room for a product"):
             engine.generate([[5, 9, 3]], engines.PARAMS)

@@ -273,7 +273,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "reference" / "architectures.md"
 
 def test_the_table_of_architectures() -> None:
     """It has a row for each causal model that transformers knows; some rows are made anew."""
-    kernels = choose_kernels(EngineConfig(), 1)
+    kernels = choose_kernels(EngineConfig())
     kinds = ("bert", "llama", "mamba", "nanochat")
     rows = [row for row in TABLE.read_text().splitlines() if row.startswith("| ")][1:]
     for served in architectures(kernels, kinds):

@@ -141,14 +141,14 @@ def load(folder: Path, fails: Any = None) -> Any:
 
     def load_engine(report: Any) -> Engine:
         engine = Engine.load(folder, CONFIG)
-        forward, numbers = engine.executor.forward, iter(range(10**9))
+        forward, numbers = engine.model.executor.forward, iter(range(10**9))
 
         def forward_or_fail(*arguments: Any, **keywords: Any) -> Any:
             if fails is not None:
                 fails(next(numbers))
             return forward(*arguments, **keywords)
 
-        engine.executor.forward = forward_or_fail  # type: ignore[method-assign]
+        engine.model.executor.forward = forward_or_fail  # type: ignore[method-assign]
         return engine
 
     return load_engine

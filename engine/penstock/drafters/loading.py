@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 
 from penstock.config import EngineConfig
 from penstock.drafters.draft_model import DraftModel, check_spec
@@ -14,23 +12,9 @@ from penstock.drafters.find_head import find_head, no_small_model
 from penstock.drafters.memory_beside import card_bytes
 from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.errors import CapacityError, ConfigError
-from penstock.loader import LoadedModel, Share, load_model
+from penstock.loader import LoadedModel, ModelSource, Share, load_model
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import MemoryPlan, gib
-from penstock.memory.spare_memory import SpareMemory
-from penstock.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """Where a model comes from, as Engine.load() gets it."""
-
-    model: str | Path
-    offline: bool
-    revision: str | None
-    tokenizer: Tokenizer | None
-    cache_folder: Path | None
-    spare: SpareMemory | None
 
 
 def load_with_guesses(
@@ -58,10 +42,7 @@ def load_with_guesses(
         config, hardware = small.leave(config, hardware)
     guessing = head or small
     with contextlib.nullcontext() if guessing is None else _told_of_memory(guessing.plan):
-        loaded = load_model(
-            source.model, config, source.offline, source.revision, source.tokenizer, hardware,
-            source.cache_folder, source.spare, share,
-        )  # fmt: skip
+        loaded = load_model(source, config, hardware, share)
     undo.callback(loaded.model.close)
     if head is not None:
         begun = head.begin(loaded.model)

@@ -97,7 +97,6 @@ class Executor:
         """The keys and values."""
         return self._kv_cache
 
-    @torch.inference_mode()
     def forward(
         self,
         inputs: ModelInputs,

@@ -44,7 +44,7 @@ class Pooler:
         self._parts: WeakKeyDictionary[Sequence, _Part] = WeakKeyDictionary()
 
     @torch.inference_mode()
-    def sample(self, rows: Iterable[Tensor], batch: Batch) -> list[Chosen]:
+    def choose(self, rows: Iterable[Tensor], batch: Batch) -> list[Chosen]:
         """The pooled rows of the sequences that the batch ends, and NOTHING for the others. rows: float32
         [some, width], part after part; all parts together have the rows that the batch wants. A result that
         is no number gives a ComputationError."""

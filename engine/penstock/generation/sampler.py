@@ -57,7 +57,7 @@ class Sampler:
         self._never_first = list(never_first)
 
     @torch.inference_mode()
-    def sample(self, logits: Iterable[Tensor], batch: Batch) -> list[Chosen]:
+    def choose(self, logits: Iterable[Tensor], batch: Batch) -> list[Chosen]:
         """Tokens and scores for each sequence of the batch. logits: float32 [some, vocab_size], part after
         part. All parts together have the rows that the batch wants, in the batch's order. One part is in
         memory at a time.
@@ -71,9 +71,9 @@ class Sampler:
 
     @torch.inference_mode()
     def candidates(self, logits: Iterable[Tensor], batch: Batch, count: int) -> list[list[tuple[int, float]]]:
-        """For each sequence of the batch at most `count` tokens that sample() might choose, likeliest first,
+        """For each sequence of the batch at most `count` tokens that choose() might choose, likeliest first,
         with their shares: the softmax of the logits, with the noise of the draw where the sequence draws.
-        None where sample() would fail. logits: one row for each sequence, in parts."""
+        None where choose() would fail. logits: one row for each sequence, in parts."""
         found = []
         for item, row in zip(batch.scheduled, _rows(logits), strict=True):
             sequence, adjusted = item.sequence, self._adjusted(row, item.sequence, item.sequence.matcher)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as List
 from typing import NamedTuple
 
+from penstock.generation.caches.ram_attention import Past
 from penstock.generation.chosen import Chosen
 from penstock.generation.drafting.usual_times import UsualTimes
 from penstock.generation.requests.request import RequestOutput
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.scheduler import Scheduler
-from penstock.memory.kv_spill.splits_in_ram import SpilledKeys
+from penstock.generation.step_observer import StepObserver
+from penstock.memory.kv_spill.splits_in_ram import NOTHING_SPILLED, SpilledKeys
 from penstock.memory.planning.cost import UNKNOWN, MeasuredSteps, Predict
 from penstock.memory.planning.expert_demand import ExpertDemand
 from penstock.memory.planning.plan import MemoryPlan
@@ -30,8 +34,8 @@ class StepMark(NamedTuple):
     attended_bytes: int
 
 
-class StepMeter:
-    """Measures each step between begin() and record(), and keeps the engine's metrics."""
+class StepMeter(StepObserver):
+    """Measures each step, and keeps the engine's metrics."""
 
     def __init__(
         self,
@@ -39,10 +43,12 @@ class StepMeter:
         streamer: LayerStreamer,
         predict: Predict,
         max_num_seqs: int,
+        expected: Callable[[Iterable[Past]], SpilledKeys],
         kv_spill: KVSpillStats | None = None,
     ) -> None:
-        """`predict` says how long a step should take by what was measured of the hardware. `kv_spill`: of
-        keys and values that are on disk while their sequence runs."""
+        """`predict` says how long a step should take by what was measured of the hardware. expected(pasts of
+        a step's sequences): LayerCaches.expected(). `kv_spill`: of keys and values that are on disk while
+        their sequence runs."""
         self.predict = predict
         #: What the steps so far say, for hardware that was not measured.
         self.measured = MeasuredSteps()
@@ -60,15 +66,11 @@ class StepMeter:
         self._streamer = streamer
         self._max_num_seqs = max_num_seqs
         self._known_s: dict[int, float] = {}
-        self._expected = SpilledKeys()
+        self._expect, self._expected = expected, NOTHING_SPILLED
         self._spill = kv_spill or KVSpillStats()
         self._mark = StepMark(0.0, 0, 0.0, (0, 0, 0, 0), 0, 0)
-
-    def expect_spilled(self, spilled: SpilledKeys) -> None:
-        """What the next step's sequences have elsewhere of keys and values."""
-        if spilled != self._expected:
-            self._known_s.clear()
-        self._expected = spilled
+        #: Of the steps in flight and of those that were given up since the last one ended, the oldest first.
+        self._marks = deque[tuple[Batch, StepMark]]()
 
     def predict_s(self, num_tokens: int) -> float:
         """Seconds of a step, by the rates of the hardware or, where those are unknown, by earlier steps."""
@@ -91,8 +93,7 @@ class StepMeter:
         whole_s = self.predict(max_tokens, 1).seconds if num_whole else 0.0
         return num_whole * whole_s + (self.predict(rest, 1).seconds if rest else 0.0)
 
-    def begin(self) -> StepMark:
-        """A step begins."""
+    def before(self, scheduler: Scheduler) -> None:
         tiers, spill = self._streamer.tiers, self._spill
         self._mark = StepMark(
             time.perf_counter(),
@@ -102,14 +103,19 @@ class StepMeter:
             spill.num_moved_bytes,
             spill.attended_bytes,
         )
-        return self._mark
+        running = scheduler.admission.running
+        spilled = self._expect((each.block_table, each.num_computed_tokens) for each in running)
+        if spilled != self._expected:
+            self._known_s.clear()
+            self._expected = spilled
 
-    def record(
-        self, batch: Batch, chosen: List[Chosen], outputs: list[RequestOutput], mark: StepMark | None = None
-    ) -> None:
-        """The step has ended that began at `mark`; None: the last one that began. `chosen` has what was
-        chosen for each of its sequences, and `outputs` what its requests gained."""
-        mark = mark or self._mark
+    def scheduled(self, batch: Batch) -> None:
+        self._marks.append((batch, self._mark))
+
+    def computed(self, batch: Batch, chosen: List[Chosen], outputs: List[RequestOutput]) -> None:
+        of, mark = self._marks.popleft()
+        while of is not batch:  # that one was given up
+            of, mark = self._marks.popleft()
         num_tokens, num_encoded = batch.num_tokens, batch.num_encoded
         spilled = self._spill.num_moved_bytes - mark.spilled_bytes
         attended = self._spill.attended_bytes - mark.attended_bytes
@@ -155,15 +161,11 @@ class StepMeter:
         counts = self._streamer.tiers.expert_counts
         return ExpertDemand(*(now - before for now, before in zip(counts, mark.expert_counts, strict=True)))
 
-    def look_at(self, scheduler: Scheduler) -> None:
+    def after(self, scheduler: Scheduler) -> None:
         """Note how many requests run and wait, and how full the KV cache is."""
         metrics, admission, manager = self.metrics, scheduler.admission, scheduler.block_manager
         metrics.num_running, metrics.num_waiting = len(admission.running), len(admission.waiting)
         metrics.num_preemptions = admission.num_preemptions
-        metrics.preemptions = manager.departures.counts
         metrics.prefix_cache_queries = admission.num_queried_tokens
         metrics.prefix_cache_hits = admission.num_hit_tokens
-        for name, stats in (("disk", metrics.kv_disk), ("host", metrics.kv_host)):
-            if stats is not None:
-                stats.reads = manager.disk.reads[name]
         metrics.kv_blocks_used = manager.num_blocks - manager.pool.num_free

@@ -113,7 +113,7 @@ def measure_activations(
 
     def step() -> None:
         for logits in executor.forward(ModelInputs.of(batch, config.block_size)):
-            sampler.sample([logits[:1].zero_()], Batch(batch.scheduled[:1]))  # the sampler takes row by row
+            sampler.choose([logits[:1].zero_()], Batch(batch.scheduled[:1]))  # the sampler takes row by row
 
     if device.type == "cuda":
         torch.cuda.empty_cache()  # a step that uses torch's reserve would seem to take no memory

@@ -96,6 +96,7 @@ __all__ = [
     "expected_traits",
     "fingerprint",
     "native_build",
+    "use_processor",
 ]
 
 _PLAIN: dict[KernelChoice, type[TorchKernels | ReferenceKernels]] = {
@@ -114,7 +115,6 @@ def attending_in_ram(kernels: Kernels, others: Kernels, handover: Callable[[], H
 
 def choose_kernels(
     config: EngineConfig,
-    num_threads: int,
     device: torch.device | None = None,
     cache_folder: Path | None = None,
 ) -> Kernels:
@@ -136,10 +136,15 @@ def choose_kernels(
         return _PLAIN[choice](config.activations)
     if device is not None and _is_gpu(device):
         return _card_kernels(config, device, cache_folder)
-    native = NativeKernels(config.activations)
-    native.set_num_threads(num_threads)
-    tuning.apply(config.kernel_tuning or KernelTuning())
-    return native
+    return NativeKernels(config.activations)
+
+
+def use_processor(config: EngineConfig, num_threads: int) -> None:
+    """Set threads and tuning of all native kernels of this process, if these compute by the config. Kernels
+    that are made set nothing. Raises ConfigError if the native ones refuse the tuning."""
+    if _resolved(config.kernels, None) == "native":
+        NativeKernels(config.activations).set_num_threads(num_threads)
+        tuning.apply(config.kernel_tuning or KernelTuning())
 
 
 def _card_kernels(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from penstock.config import ResolvedConfig
 from penstock.errors import ConfigError
+from penstock.generation.step_observer import StepObserver
 from penstock.kv_disk.fingerprint import description
 from penstock.loader import Model
 from penstock.memory.hardware import DiskProfile
@@ -43,6 +44,16 @@ DISK_SHARE = 0.02
 #: Weights of so many bytes get their checksums while the engine starts; those of larger ones are computed
 #: once, beside the first requests.
 QUICK_BYTES = 256 << 20
+
+
+class TiersObserver(StepObserver):
+    """Has an engine wait for blocks where nothing else can be computed."""
+
+    def __init__(self, tiers: KVTiers) -> None:
+        self._tiers = tiers
+
+    def stalled(self) -> None:
+        self._tiers.wait()
 
 
 def open_kv_tiers(

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 
 from penstock.config import KVEventsConfig
 from penstock.errors import ConfigError
-from penstock.generation.scheduling.events.block_log import BlockEvent
+from penstock.generation.scheduling.events.block_log import BlockEvent, BlockLog
+from penstock.generation.scheduling.scheduler import Scheduler
+from penstock.generation.step_observer import StepObserver
 from penstock.kv_events import wire
 from penstock.metrics import KVEventStats
 
@@ -40,12 +42,14 @@ class _Batch(NamedTuple):
     events: Sequence[BlockEvent]
 
 
-class Publisher:
+class Publisher(StepObserver):
     """Close the publisher."""
 
     def __init__(self, config: KVEventsConfig, block_size: int) -> None:
         """Opens the sockets. Raises ConfigError if that can't be done, or if the extra is not installed."""
         self.stats = KVEventStats()
+        #: The block manager tells it what happens to blocks.
+        self.log = BlockLog(block_size)
         self._config = config
         self._block_size = block_size
         self._zmq, self._pack = _libraries()
@@ -65,6 +69,9 @@ class Publisher:
             raise
         self._thread = threading.Thread(target=self._run, name="penstock-kv-events", daemon=True)
         self._thread.start()
+
+    def after(self, scheduler: Scheduler) -> None:
+        self.publish(self.log.take())
 
     def publish(self, events: Sequence[BlockEvent]) -> None:
         """Send a batch, if there are events. Never blocks. For one thread."""

@@ -14,7 +14,6 @@ from penstock.memory import kept_uses
 from penstock.memory.hardware import (
     HardwareProfile,
 )
-from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.memory.lane import Lane
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
@@ -52,6 +51,11 @@ class Model:
         """How it makes vectors or scores; None for a model that writes."""
         return self.executor.family.pooling
 
+    @property
+    def max_text_len(self) -> int:
+        """Tokens of a prompt and its answer; the model's own soft prompt takes what is left."""
+        return self.max_model_len - len(self.spec.soft_prompt)
+
     def close(self) -> None:
         """Stop reading, close the files, and give back a GPU's memory and what was pinned. The host's memory
         is freed when this object and all views of its weights are gone. Keeps the uses of experts."""
@@ -59,8 +63,7 @@ class Model:
         if experts is not None and self.uses_file is not None and experts.uses.num_uses:
             kept_uses.write(self.uses_file, experts.uses.counts)
         self.streamer.close()
-        if isinstance(self.executor.kv_cache, SpilledKVCache):
-            self.executor.kv_cache.close()
+        self.executor.kv_cache.close()
         self.store.close()
 
 

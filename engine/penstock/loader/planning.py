@@ -15,12 +15,11 @@ from penstock.errors import CapacityError
 from penstock.generation.warm_up import ZeroProducts, largest_step, measure_activations
 from penstock.kernels import Kernels, choose_kernels
 from penstock.loader.parts import PlannedModel
+from penstock.loader.processor import threads_of, tuned
 from penstock.memory import kept_uses
 from penstock.memory.hardware import (
     HardwareProfile,
     capacities,
-    num_physical_cores,
-    threads_beside_a_card,
 )
 from penstock.memory.kv_disk.kv_store import NUM_BUFFERS
 from penstock.memory.lane import Lane
@@ -36,8 +35,9 @@ from penstock.weights.split.sharing import host_kernels
 from penstock.weights.tensors import ModelTensors, UnitLayout, beside_shared
 
 #: Bytes of activations, by all that they depend on: a model that comes back does not compute its largest step
-#: again.
+#: again. The oldest one goes when there are too many.
 _measured: dict[tuple[object, ...], int] = {}
+_MOST_MEASURED = 32
 
 
 def plan_model(
@@ -47,17 +47,16 @@ def plan_model(
     hardware: HardwareProfile | None = None,
     cache_folder: Path | None = None,
     kernels: Kernels | None = None,
-    kv_layout: KVLayout | None = None,
     shares_ends: bool = False,
 ) -> PlannedModel:
-    """Plan the memory. `kernels` and `kv_layout` replace those that the config asks for. `shares_ends`: the
-    matrices of embedding and head will be another model's. Raises ConfigError and CapacityError."""
-    if config.kernels in ("auto", "native") and lane.choice == "cpu" and hardware and hardware.kernels:
-        config = replace(config, kernel_tuning=config.kernel_tuning or hardware.kernels.tuning)
+    """Plan the memory. `kernels` replace those that the config asks for. `shares_ends`: the matrices of
+    embedding and head will be another model's. Raises ConfigError and CapacityError."""
+    if lane.choice == "cpu":
+        config = tuned(config, hardware)
     kernels, config = _kernels(config, lane, cache_folder, kernels)
     if opened.pooling is not None:
         config = pooling_config(config, opened.spec, opened.pooling)
-    kv_layout = kv_layout or opened.spec.kv_layout(config.kv_dtype)
+    kv_layout = opened.spec.kv_layout(config.kv_dtype)
     tensors = opened.store.tensors
     _require(kernels, opened.spec, tensors, kv_layout)
     hardware = lane.describe(hardware or capacities())
@@ -107,10 +106,8 @@ def _kernels(
     config: EngineConfig, lane: Lane, cache_folder: Path | None, kernels: Kernels | None
 ) -> tuple[Kernels, EngineConfig]:
     """The kernels of a lane, and the config in which "auto" is decided. Raises ConfigError."""
-    has_card = lane.torch_device.type == "cuda"
-    num_threads = config.num_threads or (threads_beside_a_card() if has_card else num_physical_cores())
-    kernels = kernels or choose_kernels(config, num_threads, lane.torch_device, cache_folder)
-    torch.set_num_threads(1 if kernels.traits.has_own_threads else num_threads)
+    num_threads = threads_of(config, lane.torch_device.type == "cuda")
+    kernels = kernels or choose_kernels(config, lane.torch_device, cache_folder)
     return kernels, replace(config, kernels=kernels.traits.name, device=lane.choice, num_threads=num_threads)
 
 
@@ -144,8 +141,11 @@ def _measure_activations(
         with room_for(f"the largest step, of {batch.num_tokens} tokens", lane):
             beside = host_kernels(config) if lane.torch_device.type == "cuda" else None
             family = opened.family(opened.spec, without, num_positions, lane.torch_device, beside)
-            _measured[key] = measure_activations(family, opened.store.tensors, config, kv_layout, batch)
-            return _measured[key]
+            found = measure_activations(family, opened.store.tensors, config, kv_layout, batch)
+            if len(_measured) >= _MOST_MEASURED:
+                del _measured[next(iter(_measured))]
+            _measured[key] = found
+            return found
     finally:
         lane.trim()  # on a GPU, the weights of the warm-up took real memory
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -16,19 +17,17 @@ from penstock.kernels import Kernels, attending_in_ram
 from penstock.loader.parts import LoadedModel, Model, PlannedModel, SharedEnds
 from penstock.loader.planning import room_for, uses_of
 from penstock.memory.direct_io import DEFAULT_DEPTH, DirectReader
-from penstock.memory.hardware import HardwareProfile
+from penstock.memory.kv_cache import KVCache
 from penstock.memory.kv_spill.planned_cache import planned_cache
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
-from penstock.memory.lane import Lane
 from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.experts.expert_lanes import expert_rates
 from penstock.memory.planning.kv_blocks import check_context
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
-from penstock.model.registry import OpenModel
-from penstock.model.through_transformers.family import ThroughTransformers
-from penstock.spec import KVLayout, ModelFootprint, ModelSpec, UnitKey
+from penstock.model.family import Family
+from penstock.spec import ModelSpec, UnitKey
 from penstock.text.tokenizer import Tokenizer
-from penstock.weights.layer_weights import with_head
+from penstock.weights.layer_weights import LayerWeights, with_head
 from penstock.weights.split.sharing import Sharing, host_kernels, streamed_share
 from penstock.weights.streamer import LayerStreamer
 from penstock.weights.tensors import beside_shared
@@ -46,80 +45,154 @@ def begin_reading(
     shared: SharedEnds | None = None,
 ) -> LoadedModel:
     """Allocate the memory as it is planned, and begin to read. `shared`: the matrices of a model that
-    plan_model() was told of. If begin_reading() raises, the lane is closed; the store stays open."""
-    opened, kernels, config, kv_layout, lane, hardware, size, plan = planned
+    plan_model() was told of. If begin_reading() raises, the lane is closed; the store stays open.
+
+    When begin_reading() returns, embedding and head are in memory and layers are on their way; all work of
+    the processor is done while they arrive."""
+    opened, lane, spec = planned.opened, planned.lane, planned.opened.spec
     with contextlib.ExitStack() as undo:
         undo.callback(lane.close)
         uses_file, uses = uses_of(opened, cache_folder)
-        max_model_len = _max_model_len(opened.spec, config, plan)
-        if plan.num_state_sequences:
-            config = replace(config, max_num_seqs=min(config.max_num_seqs, plan.num_state_sequences))
-        resolved = ResolvedConfig.of(config, max_model_len)
-        direct = DirectReader(hardware.disk.block_bytes, hardware.disk.depth) if hardware.disk else None
-        reader = StoreReader(opened.store, resolved.num_threads, direct, lane.allocate_end)
-        undo.callback(reader.close)
-        share_of = streamed_share(plan, size, hardware, resolved)
-        rates = expert_rates(size.experts, hardware, resolved.rows_per_token)
-        kernels, plan = _beside_ram(kernels, plan, resolved, lane)
-        sharing = Sharing.of(plan, opened.store.tensors, reader, kernels, lane, resolved, share_of, rates)
-        undo.callback(sharing.reader.close)
-        executor, streamer = _begin_reading(
-            opened,
-            reader,
-            sharing,
-            plan,
-            resolved,
-            kv_layout,
-            lane,
-            UseCounts(size.experts.count_per_token, uses),
-            undo,
-            shared,
-            hardware,
+        max_model_len = _max_model_len(spec, planned.config, planned.plan)
+        config = ResolvedConfig.of(_with_room_for_states(planned), max_model_len)
+        reader = _open_reader(planned, config, undo)
+        planned = _attending_in_ram(planned, config)
+        sharing = _share_products(planned, config, reader, undo)
+        wait_for_ends = _begin_ends(planned, reader, shared)
+        streamer = _begin_layers(planned, sharing, uses, undo)
+        family = _make_family(planned, config, sharing.kernels)
+        kv_cache = _allocate_cache(planned, config, undo)
+        executor = Executor(
+            family,
+            *wait_for_ends(),
+            streamer,
+            kv_cache,
+            max_rows=config.max_num_seqs,
+            places=opened.store.tensors.places,
+            inlet=lane.inlet(getattr(sharing.kernels, "fetch", None)),
+            attends_in_ram=planned.plan.attends_in_ram,
         )
-        _compare(plan, reader, streamer, resolved)
-        is_invariant = _is_invariant(opened, executor, kv_layout)
+        _compare(planned.plan, reader, streamer, config)
+        is_invariant = family.is_invariant(opened.store.tensors, planned.kv_layout)
         if isinstance(tokenizer, Future):
             tokenizer = tokenizer.result()  # it was made while weights are read
         undo.pop_all()
-    _tell_who_computes(opened.spec, is_invariant)
-    _tell_of_activations(resolved)
-    is_context_cut = config.max_model_len is None and max_model_len < opened.spec.max_position_embeddings
+    _tell_who_computes(spec, is_invariant)
+    _tell_of_activations(config)
     model = Model(
-        opened.spec,
+        spec,
         tokenizer,
         opened.store,
         streamer,
         executor,
-        max_model_len,
-        is_context_cut,
-        is_invariant,
-        default_sampling or {},
-        uses_file,
+        max_model_len=max_model_len,
+        is_context_cut=planned.config.max_model_len is None and max_model_len < spec.max_position_embeddings,
+        is_invariant=is_invariant,
+        default_sampling=default_sampling or {},
+        uses_file=uses_file,
     )
-    return LoadedModel(model, plan, resolved, _predict(plan, size, hardware, resolved))
+    return LoadedModel(model, planned.plan, config, _predict(planned, config))
 
 
-def _is_invariant(opened: OpenModel, executor: Executor, kv_layout: KVLayout) -> bool:
-    """Whether a request gets the same bits in any company. Our own families promise it, and tests show it."""
-    family = executor.family
-    return not isinstance(family, ThroughTransformers) or family.is_invariant(opened.store.tensors, kv_layout)
+def _with_room_for_states(planned: PlannedModel) -> EngineConfig:
+    """No step has more sequences than there is room for recurrent states."""
+    config, most = planned.config, planned.plan.num_state_sequences
+    return replace(config, max_num_seqs=min(config.max_num_seqs, most)) if most else config
 
 
-def _beside_ram(
-    kernels: Kernels, plan: MemoryPlan, config: ResolvedConfig, lane: Lane
-) -> tuple[Kernels, MemoryPlan]:
-    """A card's kernels that leave keys and values in RAM to the processor as it is planned, or the plan
-    without that."""
-    if plan.attends_in_ram is None:
-        return kernels, plan
-    beside = attending_in_ram(kernels, host_kernels(config), lane.handover)
-    if beside is kernels:
-        logger.warning(
-            "the card attends alone to keys and values in RAM: this needs compiled kernels of the processor "
-            "and our own kernels on the card"
-        )
-        plan = replace(plan, attends_in_ram=None)
-    return beside, plan
+def _open_reader(planned: PlannedModel, config: ResolvedConfig, undo: contextlib.ExitStack) -> StoreReader:
+    disk = planned.hardware.disk
+    direct = DirectReader(disk.block_bytes, disk.depth) if disk else None
+    reader = StoreReader(planned.opened.store, config.num_threads, direct, planned.lane.allocate_end)
+    undo.callback(reader.close)
+    return reader
+
+
+def _attending_in_ram(planned: PlannedModel, config: ResolvedConfig) -> PlannedModel:
+    """With a card's kernels that leave keys and values in RAM to the processor as it is planned, or with a
+    plan without that."""
+    if planned.plan.attends_in_ram is None:
+        return planned
+    kernels = attending_in_ram(planned.kernels, host_kernels(config), planned.lane.handover)
+    if kernels is not planned.kernels:
+        return planned._replace(kernels=kernels)
+    logger.warning(
+        "the card attends alone to keys and values in RAM: this needs compiled kernels of the processor "
+        "and our own kernels on the card"
+    )
+    return planned._replace(plan=replace(planned.plan, attends_in_ram=None))
+
+
+def _share_products(
+    planned: PlannedModel, config: ResolvedConfig, reader: StoreReader, undo: contextlib.ExitStack
+) -> Sharing:
+    """What the processor computes beside a card, if it does."""
+    plan, size, hardware = planned.plan, planned.size, planned.hardware
+    sharing = Sharing.of(
+        plan,
+        planned.opened.store.tensors,
+        reader,
+        planned.kernels,
+        planned.lane,
+        config,
+        streamed_share(plan, size, hardware, config),
+        expert_rates(size.experts, hardware, config.rows_per_token),
+    )
+    undo.callback(sharing.reader.close)
+    return sharing
+
+
+def _begin_ends(
+    planned: PlannedModel, reader: StoreReader, shared: SharedEnds | None
+) -> Callable[[], tuple[LayerWeights, LayerWeights]]:
+    """Begin to read embedding and head. The function that is returned waits for them. `shared`: matrices of
+    another model in place of their own."""
+    tensors, lane = planned.opened.store.tensors, planned.lane
+    ends = tensors.embedding, tensors.head
+    has_head = shared is None or shared.head is None
+    embedding_there, head_there = map(reader.begin, ends if has_head else map(beside_shared, ends))
+
+    def wait() -> tuple[LayerWeights, LayerWeights]:
+        embedding = embedding_there()
+        if shared is not None:
+            embedding = embedding.joined("embedding", shared.embedding)
+        if shared is not None and shared.head is not None:
+            return embedding, head_there().map(lane.upload).joined("head", shared.head)
+        return embedding, with_head(tensors, head_there(), embedding).map(lane.upload)
+
+    return wait
+
+
+def _begin_layers(
+    planned: PlannedModel, sharing: Sharing, uses: dict[UnitKey, float], undo: contextlib.ExitStack
+) -> LayerStreamer:
+    plan, lane = planned.plan, planned.lane
+    lane.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
+    counts = UseCounts(planned.size.experts.count_per_token, uses)
+    streamer = LayerStreamer(
+        sharing.tensors, sharing.reader, lane, plan.tiers, counts, sharing.rows, sharing.expert_rates
+    )
+    undo.callback(streamer.close)
+    return streamer
+
+
+def _make_family(planned: PlannedModel, config: ResolvedConfig, kernels: Kernels) -> Family:
+    spec, device = planned.opened.spec, planned.lane.torch_device
+    with room_for("the tables of its positions", planned.lane):
+        beside = host_kernels(config) if device.type == "cuda" else None
+        family = planned.opened.family(spec, kernels, config.max_model_len, device, beside)
+    assert spec.biases_scores or not any(each.has_biases for each in family.attentions)
+    return family
+
+
+def _allocate_cache(
+    planned: PlannedModel, config: ResolvedConfig, undo: contextlib.ExitStack
+) -> KVCache | SpilledKVCache:
+    disk, spec, lane = planned.hardware.disk, planned.opened.spec, planned.lane
+    depth = disk.depth if disk else DEFAULT_DEPTH
+    cache = planned_cache(spec, planned.plan, config.spill_folder, planned.kv_layout, lane, depth)
+    undo.callback(cache.close)
+    return cache
 
 
 def _tell_who_computes(spec: ModelSpec, is_invariant: bool) -> None:
@@ -145,64 +218,10 @@ def _tell_of_activations(config: ResolvedConfig) -> None:
         )
 
 
-def _predict(
-    plan: MemoryPlan, size: ModelFootprint, hardware: HardwareProfile, config: ResolvedConfig
-) -> Predict:
+def _predict(planned: PlannedModel, config: ResolvedConfig) -> Predict:
     """Steps repeat each other in size, and a prediction takes as long as a few kernels of a small model."""
-    return functools.lru_cache(maxsize=4096)(functools.partial(predict_step, plan, size, hardware, config))
-
-
-def _begin_reading(
-    opened: OpenModel,
-    reader: StoreReader,
-    sharing: Sharing,
-    plan: MemoryPlan,
-    config: ResolvedConfig,
-    kv_layout: KVLayout,
-    lane: Lane,
-    uses: UseCounts[UnitKey],
-    undo: contextlib.ExitStack,
-    shared: SharedEnds | None,
-    hardware: HardwareProfile,
-) -> tuple[Executor, LayerStreamer]:
-    """Allocate memory and begin to read. When _begin_reading() returns, embedding and head are in memory and
-    layers are on their way; all work of the processor is done while they arrive."""
-    spec, tensors = opened.spec, opened.store.tensors
-    ends = (tensors.embedding, tensors.head)
-    has_head = shared is None or shared.head is None
-    embedding_there, head_there = map(reader.begin, ends if has_head else map(beside_shared, ends))
-    lane.limit(plan.device_budget_bytes - CUDA_CONTEXT_BYTES)
-    streamer = LayerStreamer(
-        sharing.tensors, sharing.reader, lane, plan.tiers, uses, sharing.rows, sharing.expert_rates
-    )
-    undo.callback(streamer.close)
-    with room_for("the tables of its positions", lane):
-        beside = host_kernels(config) if lane.torch_device.type == "cuda" else None
-        family = opened.family(spec, sharing.kernels, config.max_model_len, lane.torch_device, beside)
-    assert spec.biases_scores or not any(each.has_biases for each in family.attentions)
-    depth = hardware.disk.depth if hardware.disk else DEFAULT_DEPTH
-    kv_cache = planned_cache(spec, plan, config.spill_folder, kv_layout, lane, depth)
-    if isinstance(kv_cache, SpilledKVCache):
-        undo.callback(kv_cache.close)
-    embedding = embedding_there()
-    if shared is not None:
-        embedding = embedding.joined("embedding", shared.embedding)
-    if shared is not None and shared.head is not None:
-        head = head_there().map(lane.upload).joined("head", shared.head)
-    else:
-        head = with_head(tensors, head_there(), embedding).map(lane.upload)
-    executor = Executor(
-        family,
-        embedding,
-        head,
-        streamer,
-        kv_cache,
-        config.max_num_seqs,
-        tensors.places,
-        lane.inlet(getattr(sharing.kernels, "fetch", None)),
-        plan.attends_in_ram,
-    )
-    return executor, streamer
+    predict = functools.partial(predict_step, planned.plan, planned.size, planned.hardware, config)
+    return functools.lru_cache(maxsize=4096)(predict)
 
 
 def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, config: ResolvedConfig) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.memory.pools import MemoryPool, whole_lines
+from penstock.metrics import KVSpillStats
 from penstock.spec import KVLayout, ModelSpec
 from penstock.state_layout import StateLayout
 
@@ -29,6 +30,9 @@ class BlockCache(Protocol):
 
 class KVCache:
     """`num_blocks` blocks of `block_size` tokens in each layer."""
+
+    #: Of blocks that are elsewhere while their sequence runs, as SpilledKVCache has them: here are none.
+    stats: KVSpillStats | None = None
 
     def __init__(
         self,
@@ -93,6 +97,9 @@ class KVCache:
         for part in own:
             for source, destination in copies:
                 part[destination].copy_(part[source])
+
+    def close(self) -> None:
+        """The pool has the memory, and gives it back."""
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy states (source slot, destination slot) in all layers, in this order."""

@@ -17,9 +17,10 @@ from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
 from penstock.model.architecture import Architecture
 from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.model.rope import RopeTable
-from penstock.spec import ModelSpec, RopeSpec
+from penstock.spec import KVLayout, ModelSpec, RopeSpec
 from penstock.weights.checkpoints.formats import MALFORMED
 from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import ModelTensors
 
 #: (index, weights, hidden, kv, batch) -> hidden, as Family.layer() has it.
 LayerFunction = Callable[[int, LayerWeights, Tensor, LayerKV, BatchLayout], Tensor]
@@ -78,6 +79,11 @@ class Family(Architecture):
             twin.host_kernels = kernels
         twin.kernels = kernels
         return twin
+
+    def is_invariant(self, tensors: ModelTensors, kv_layout: KVLayout) -> bool:
+        """Whether a request gets the same bits in any company. Our own families promise it, and tests show
+        it."""
+        return True
 
     def attention_spec(self) -> AttentionSpec:
         """What attention computes in every layer, apart from its window."""

@@ -51,12 +51,14 @@ class Leader:
         self,
         nodes: NodesConfig,
         model: str,
-        report: Callable[[], None] = lambda: None,
+        report_progress: Callable[[int, int], None] = lambda loaded, total: None,
     ) -> None:
-        """Begins to listen. `model`: its name for workers. report() is called while the leader waits; it may
-        raise to end the waiting. Raises ConfigError."""
+        """Begins to listen. `model`: its name for workers. report_progress(loaded, total) is called while the
+        leader waits, with the layers of all machines; it may raise to end the waiting. Raises ConfigError."""
         self.nodes = nodes
-        self._model, self._report = nodes.model or model, report
+        self._model, self._report_progress = nodes.model or model, report_progress
+        #: Of the whole model.
+        self._num_layers = 0
         self._changed = threading.Condition()
         #: Gets a member's frames about steps; StepPipe sets it.
         self.on_result: Callable[[Member, Frame], None] = lambda member, frame: None
@@ -113,6 +115,7 @@ class Leader:
     ) -> tuple[OpenModel, EngineConfig]:
         """This machine's part of a model (loader.Share): waits for all workers, asks what they have, cuts the
         model, and lets them load. Raises PenstockError, the workers' too."""
+        self._num_layers = opened.spec.num_layers
         try:
             check_model(opened)
             check_config(config)
@@ -195,7 +198,8 @@ class Leader:
                 names = ", ".join(f"rank {member.rank} ({member.reason})" for member in missing)
                 logger.info("waiting at port %d for %s", self.port, names)
                 tell_at = time.monotonic() + _TELL_S
-            self._report()
+            num_loaded = len(self.layers) + sum(member.num_loaded for member in self.members)
+            self._report_progress(num_loaded, self._num_layers)
             self.wait(0.2)
 
     # ------------------------------------------------------------------ who comes

@@ -19,6 +19,7 @@ from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, CheckpointError, ConfigError, PenstockError
+from penstock.loader import settle_processor
 from penstock.memory.hardware import HardwareProfile, capacities
 from penstock.nodes.identity import model_digest, own_program
 from penstock.nodes.orders import SHARED, Order, Planned, Survey
@@ -208,9 +209,9 @@ class Worker:
     def _plan(self, order: Order) -> None:
         self._drop_part()
         model = self._model or order.model
-        self._part = Part.plan(
-            order, model, self._config, self._offline, self._measure(model), self._cache_folder
-        )
+        hardware = self._measure(model)
+        settle_processor(order.config(self._config), hardware)
+        self._part = Part.plan(order, model, self._config, self._offline, hardware, self._cache_folder)
 
     def _load(self, order: Order, peer: Peer) -> dict[str, Any]:
         if self._part is None or not self._part.serves(order):

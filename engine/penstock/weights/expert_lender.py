@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from torch import Tensor
-
 from penstock.kernels import Arriving
-from penstock.kernels.expert_records import ExpertRecord
 from penstock.kernels.sublayers.mixture_layer import ExpertsForRun
 from penstock.memory.lane import Handover, Link
 from penstock.memory.reads.ordered_reads import OrderedRead
 from penstock.spec import UnitKey
-from penstock.weights.expert_table import ExpertRun, ExpertTable
+from penstock.weights.expert_table import ExpertRun
+from penstock.weights.expert_tables import ExpertTables
+from penstock.weights.expert_views import ExpertViews
 from penstock.weights.layer_weights import ExpertGroup, LayerWeights
 from penstock.weights.tensors import Unit
 from penstock.weights.tiers.demand_tier import DemandTier, Group
 from penstock.weights.tiers.experts_in_ram import ExpertsInRam
-from penstock.weights.tiers.tier import Arrival
-
-#: Names, shapes and formats of an expert's tensors. Experts with the same form have the same views of a
-#: buffer.
-Form = tuple[object, ...]
 
 
 class ExpertLender:
@@ -37,23 +31,15 @@ class ExpertLender:
         handover: Handover | None = None,
     ) -> None:
         """`in_ram`: the processor computes some experts beside a card, by what `handover` brings."""
-        self._units = units
         self._tier = tier
         self._link = link
         self._in_ram, self._handover = in_ram, handover
-        #: The form of each expert that was lent. Equal forms are one object.
-        self._forms: dict[UnitKey, Form] = {}
-        self._known: dict[Form, Form] = {}
+        self._views = ExpertViews(units)
+        self._tables = ExpertTables(tier, self._views)
         #: The keys of each layer's experts, by their numbers. Hundreds are asked for in a step.
         self._keys: dict[UnitKey, list[UnitKey]] = {}
-        #: The views of each slot. Experts come and go, and the number of slots and forms is small.
-        self._views: dict[tuple[int, int], LayerWeights] = {}
-        #: The same for slots in RAM, beside a card.
-        self._views_in_ram: dict[tuple[int, int], LayerWeights] = {}
         #: Guessed units of a run that were being read when it began.
         self._coming = Group()
-        #: The most bytes of scratch memory that compiled kernels need for a row of an expert.
-        self._row_bytes = 0
         #: Sweeps that began. What a sweep that was given up has lent belongs to the next one.
         self.num_sweeps = 0
 
@@ -83,9 +69,12 @@ class ExpertLender:
         """Experts that are computed on the lane itself."""
         tier, this_sweep, stalled_before = self._tier, self.num_sweeps, self._tier.stall_s
         for group in tier.gather(keys):
-            self._acquire(group, tier.stall_s - stalled_before)
+            waited_s = tier.stall_s - stalled_before
+            for _, arrival in group:
+                self._link.acquire(arrival.buffer, waited_s)
+                waited_s = 0.0
             try:
-                yield [(key.expert or 0, self._weights(key, arrival)) for key, arrival in group]
+                yield [(key.expert or 0, self._views.of(key, arrival)) for key, arrival in group]
             finally:
                 if this_sweep == self.num_sweeps:
                     for _, arrival in group:
@@ -106,8 +95,8 @@ class ExpertLender:
         found = self._tier.take_present(keys)
         if found is None:
             return None
-        self._put(list(zip(keys, found, strict=True)))
-        return [each.views or self._weights(key, each) for key, each in zip(keys, found, strict=True)]
+        self._tables.put(list(zip(keys, found, strict=True)))
+        return [each.views or self._views.of(key, each) for key, each in zip(keys, found, strict=True)]
 
     def arriving_groups(
         self, layer: UnitKey, numbers: Sequence[int]
@@ -115,62 +104,36 @@ class ExpertLender:
         """LayerWeights.arriving_groups() of a layer."""
         tier, stalled_before, group = self._tier, self._tier.stall_s, Group()
         for group, arriving in tier.gather_arriving(self._keys_of(layer, numbers)):
-            lent = [(key.expert or 0, each.views or self._weights(key, each)) for key, each in group]
+            lent = [(key.expert or 0, each.views or self._views.of(key, each)) for key, each in group]
             yield lent, arriving
-            self._put(group)
+            self._tables.put(group)
         if group:  # the host's link only counts, and what was waited for is known afterwards
             self._link.acquire(group[0][1].buffer, tier.stall_s - stalled_before)
 
     def run(self, layer: UnitKey) -> ExpertRun:
         """LayerWeights.expert_run of a layer."""
-        return ExpertRun(self._table(layer), self._begin_run, self._end_run, layer)
+        return ExpertRun(self._tables.of(layer), self._begin_run, self._end_run, layer)
 
     def _begin_run(self) -> ExpertsForRun:
         coming, wait, reads = list[tuple[int, int, int, int]](), 0, 0
         self._coming = self._tier.begin_run()
         for key, each in self._coming:
-            read, record = each.read, self._record(each.views or self._weights(key, each))
+            read, record = each.read, self._tables.record(each.views or self._views.of(key, each))
             ticket = read.ticket if isinstance(read, OrderedRead) and not each.has_ended else -1
             if isinstance(read, OrderedRead) and ticket >= 0 and record is not None:
-                coming.append((self._table(key).address, key.expert or 0, record.address, ticket))
+                coming.append((self._tables.of(key).address, key.expert or 0, record.address, ticket))
                 wait, reads = read.reads.wait_address, read.reads.address
-        self._put(self._coming)
-        return ExpertsForRun(self._row_bytes, coming, wait, reads)
+        self._tables.put(self._coming)
+        return ExpertsForRun(self._tables.row_bytes, coming, wait, reads)
 
     def _end_run(self, asked: Sequence[tuple[UnitKey, Sequence[int]]]) -> None:
         coming, self._coming = self._coming, []
         try:
             for key, each in coming:
-                each.is_there = each.is_there or (key.expert or 0) in self._table(key)
-            self._put(coming)
+                each.is_there = each.is_there or (key.expert or 0) in self._tables.of(key)
+            self._tables.put(coming)
         finally:
             self._tier.end_run([self._keys_of(*numbers) for numbers in asked])
-
-    def _table(self, layer: UnitKey) -> ExpertTable:
-        tables, place = self._tier.slots.tables, layer[:2]
-        if place not in tables:
-            tables[place] = ExpertTable(self._tier.num_units[place])
-        return tables[place]
-
-    def _put(self, group: Group) -> None:
-        """Enter those of these experts into their tables that are in memory and not there yet. None may give
-        its slot up meanwhile, as it may when another thread's read ends."""
-        missing = [pair for pair in group if not self._table(pair[0]).keeps(pair[0].expert or 0)]
-        if not missing:  # nearly always
-            return
-        with self._tier.arrivals:
-            for key, each in missing:
-                if self._tier.holds(key, each) and each.has_ended and not each.has_failed:
-                    weights = each.views or self._weights(key, each)
-                    if (record := self._record(weights)) is not None:
-                        self._table(key).put(key.expert or 0, weights, record)
-
-    def _record(self, weights: LayerWeights) -> ExpertRecord | None:
-        """None: compiled kernels don't know the expert."""
-        record = weights.gated.native if "gate_up" in weights else None
-        if record is not None and record.row_bytes > self._row_bytes:
-            self._row_bytes = record.row_bytes
-        return record
 
     @property
     def takes_guesses(self) -> bool:
@@ -185,12 +148,6 @@ class ExpertLender:
         """Forget the views, which keep buffers."""
         self._views.clear()
         self._tier.slots.tables.clear()
-        self._views_in_ram.clear()
-
-    def _acquire(self, group: Group, waited_s: float) -> None:
-        for _, arrival in group:
-            self._link.acquire(arrival.buffer, waited_s)
-            waited_s = 0.0
 
     def _keys_of(self, layer: UnitKey, numbers: Sequence[int]) -> list[UnitKey]:
         keys = self._keys.get(layer)
@@ -200,35 +157,5 @@ class ExpertLender:
             ]
         return [keys[number] for number in numbers]
 
-    def _weights(self, key: UnitKey, arrival: Arrival) -> LayerWeights:
-        if arrival.views is None:
-            arrival.views = self._views_of(key, arrival.buffer)
-        return arrival.views
-
     def _group_in_ram(self, group: Group) -> ExpertGroup:
-        return [(key.expert or 0, self._weights_in_ram(key, arrival)) for key, arrival in group]
-
-    def _weights_in_ram(self, key: UnitKey, arrival: Arrival) -> LayerWeights:
-        """What _weights() gives, for the processor beside a card."""
-        place = self._place(key, arrival.buffer)
-        if place not in self._views_in_ram:
-            views = LayerWeights.views(self._units[key].layout, arrival.buffer)
-            self._views_in_ram[place] = views.in_ram()
-        return self._views_in_ram[place]
-
-    def _views_of(self, key: UnitKey, buffer: Tensor) -> LayerWeights:
-        """Views of an expert, made once for each slot: a dozen views take a tenth of a millisecond."""
-        place = self._place(key, buffer)
-        views = self._views.get(place)
-        if views is None:
-            views = self._views[place] = LayerWeights.views(self._units[key].layout, buffer)
-        return views
-
-    def _place(self, key: UnitKey, buffer: Tensor) -> tuple[int, int]:
-        """A form and a slot."""
-        return id(self._forms.get(key) or self._form(key)), buffer.data_ptr()
-
-    def _form(self, key: UnitKey) -> Form:
-        form: Form = tuple((each.name, each.shape, each.format) for each in self._units[key].tensors)
-        self._forms[key] = self._known.setdefault(form, form)
-        return self._forms[key]
+        return [(key.expert or 0, self._views.in_ram(key, arrival)) for key, arrival in group]

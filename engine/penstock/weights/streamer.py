@@ -7,7 +7,6 @@ import itertools
 import math
 import time
 from collections.abc import Collection, Generator, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +16,8 @@ from penstock.memory.planning.experts.expert_lanes import ExpertRates
 from penstock.memory.planning.plan import TierPlan
 from penstock.spec import DECODER, UnitKey
 from penstock.weights.expert_lender import ExpertLender
-from penstock.weights.layer_weights import LayerWeights, NextExperts, no_experts
+from penstock.weights.layer_views import LayerViews
+from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.split.shared_rows import SharedRows
 from penstock.weights.tensors import ModelTensors
 from penstock.weights.tiers.lane_tiers import LaneTiers
@@ -43,17 +43,16 @@ class LayerStreamer:
         experts that lie there. Raises CapacityError."""
         self.lane = lane
         self._shared = shared
-        self._units = {unit.key: unit for unit in tensors.units}
-        self._cycle = tuple(key for key in self._units if key.expert is None)
+        units = {unit.key: unit for unit in tensors.units}
+        self._cycle = tuple(key for key in units if key.expert is None)
         #: The dense units of each layer, in the order of a sweep over all stacks.
         self._layers = [
             tuple(keys) for _, keys in itertools.groupby(self._cycle, lambda key: (key.stack, key.layer))
         ]
-        self._index = {keys[0]: place for place, keys in enumerate(self._layers)}
         self._stacks = {stack.name: len(stack.layers) for stack in tensors.stacks}
         #: Where the units are, and what was read of them.
         self.tiers = LaneTiers(
-            self._units,
+            units,
             reader,
             lane,
             plans,
@@ -66,12 +65,10 @@ class LayerStreamer:
         in_ram = self.tiers.experts_in_ram
         self._handover = lane.handover() if shared is not None or in_ram is not None else None
         self._lender = (
-            ExpertLender(self._units, experts, lane.link, in_ram, self._handover)
-            if experts is not None
-            else None
+            ExpertLender(units, experts, lane.link, in_ram, self._handover) if experts is not None else None
         )
         self._num_sweeps = 0
-        self._views: dict[tuple[UnitKey, tuple[int, ...], float], LayerWeights] = {}
+        self._views = LayerViews(units, self._layers, self.tiers, self._lender, shared)
         #: Layers that stay in memory and are there, by their places: nothing takes them away again.
         self._staying: dict[int, LayerWeights] = {}
         #: The layer that is in use or waited for, counted over all stacks; None between sweeps. Any thread
@@ -173,7 +170,7 @@ class LayerStreamer:
     def _lend(self, index: int, buffers: list[Tensor]) -> LayerWeights:
         """The weights of a layer in its buffers."""
         keys, settled = self._layers[index], self.tiers.nearest.settled
-        weights = self._views_of(keys, buffers)
+        weights = self._views.of(keys, buffers)
         if self._shared is None and all(settled(key) is not None for key in keys):
             self._staying[index] = weights
         return weights
@@ -186,65 +183,9 @@ class LayerStreamer:
         self.lane.link.acquire(buffer, tier.stall_s - stalled_before)
         return buffer
 
-    def _views_of(self, keys: Sequence[UnitKey], buffers: Sequence[Tensor]) -> LayerWeights:
-        """The weights of a layer's dense units together. Made once for each place where they
-        can lie: a dozen views take a tenth of a millisecond."""
-        share = 1.0 if self._shared is None or len(keys) == 1 else self._shared.brought(keys[1])
-        place = keys[0], tuple([buffer.data_ptr() for buffer in buffers]), share
-        weights = self._views.get(place)
-        if weights is None:
-            ask = partial(self._lender.groups, keys[0]) if self._lender is not None else no_experts
-            weights, *second = (
-                LayerWeights.views(self._units[key].layout, buffer, ask)
-                for key, buffer in zip(keys, buffers, strict=True)
-            )
-            if second and self._shared is not None:
-                in_ram = LayerWeights.views(self._units[keys[1]].layout, self._in_ram(keys[1]))
-                weights = self._shared.weights(weights, second[0], in_ram, share)
-            elif second:
-                weights = weights.with_lower_planes(second[0])
-            self._views[place] = weights
-            weights.next_experts = self._behind(keys[0])
-            if self._lender is not None and self._lender.lends_arriving:
-                weights.ask_arriving = partial(self._lender.arriving_groups, keys[0])
-                weights.take_present = partial(self._lender.take_present, keys[0])
-                if "router" in weights:
-                    weights.expert_run = self._lender.run(keys[0])
-        return weights
-
-    def _in_ram(self, key: UnitKey) -> Tensor:
-        """The buffer of a rest that stays in RAM, and has come from there."""
-        buffer = self.tiers.farthest.settled(key)
-        assert buffer is not None
-        return buffer
-
-    def _behind(self, key: UnitKey) -> NextExperts | None:
-        """What a layer may know of the layer behind it."""
-        lender, place = self._lender, self._index[key] + 1
-        following = self._layers[place] if place < len(self._layers) else ()
-        # The router is in the first unit, even where a card keeps but a share of the layer.
-        has_router = len(following) == 1 or (len(following) == 2 and self._shared is not None)
-        if lender is None or not lender.takes_guesses or not has_router or following[0].stack != key.stack:
-            return None
-        return NextExperts(
-            partial(self._weights_in_memory, following[0]), partial(lender.expect, following[0])
-        )
-
-    def _weights_in_memory(self, key: UnitKey) -> LayerWeights | None:
-        """The weights of a layer that stays in memory, once they are there."""
-        buffer = self.tiers.nearest.settled(key)
-        return None if buffer is None else self._views_of((key,), (buffer,))
-
     def upper_planes(self) -> list[LayerWeights]:
-        """The dense unit of each layer without its lower planes, for whoever computes between two sweeps; []
-        as long as one is not there, or does not stay."""
-        found = list[LayerWeights]()
-        for key, *_ in self._layers:
-            buffer = self.tiers.nearest.settled(key)
-            if buffer is None:
-                return []
-            found.append(LayerWeights.views(self._units[key].layout, buffer))
-        return found
+        """LayerViews.upper_planes(), for whoever computes between two sweeps."""
+        return self._views.upper_planes()
 
     def synchronize(self) -> None:
         """Until the lane has done everything, so that figures are complete."""

@@ -12,7 +12,7 @@ from penstock.calibrate import Calibration
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.evaluate import prefix
-from penstock.kernels import choose_kernels
+from penstock.kernels import choose_kernels, use_processor
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.registry import OpenModel
 from penstock.weights.checkpoints.checksums import Checksums
@@ -75,7 +75,8 @@ def read_text(path: Path) -> str:
 
 
 def _calibration(opened: OpenModel, tokenizer: Tokenizer, text: str, num_tokens: int) -> Calibration:
-    kernels = choose_kernels(EngineConfig(), num_physical_cores())
+    use_processor(EngineConfig(), num_physical_cores())
+    kernels = choose_kernels(EngineConfig())
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     # As prompts and windows of `penstock eval` do: a first token's keys and values are unlike all others.
     return Calibration(opened, kernels, token_ids, num_tokens, prefix(tokenizer))

@@ -177,7 +177,7 @@ def draw_routing(
     if tier is None or popularity == "own":
         return None
     weights = usual_weights(number) if popularity == "usual" else (1.0,) * number
-    family = engine.executor.family
+    family = engine.model.executor.family
     family.kernels = DrawnRouters(family.kernels, weights)
     size = replace(size, experts=replace(size.experts, weights=weights))
     engine.meter.predict = partial(predict_step, engine.plan, size, hardware, engine.config)

@@ -48,8 +48,6 @@ class LoadProgress:
         self._next_logged = 0
 
     def __call__(self, num_loaded: int, num_total: int) -> None:
-        if not num_total:  # a leader waits for its workers
-            return
         if self._is_terminal:
             self._draw(num_loaded, num_total)
         elif num_loaded >= self._next_logged:

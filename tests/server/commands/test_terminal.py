@@ -264,7 +264,7 @@ def test_ctrl_c_ends_a_sweep_between_layers(
     Layers come one by one here."""
     computed: list[int] = []
     with Engine.load(tiny_llama) as engine:
-        family = engine.executor._family
+        family = engine.model.executor._family
         monkeypatch.setattr(type(family), "most_together", 1)
         layer = family.layer
 
@@ -287,7 +287,7 @@ def test_ctrl_c_ends_a_sweep_between_layers(
 def test_a_request_that_fails_is_an_error(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine.load(tiny_llama) as engine:
         monkeypatch.setattr(
-            engine.sampler, "sample", lambda *_: [Chosen(error=ComputationError("not a number"))]
+            engine.chooser, "choose", lambda *_: [Chosen(error=ComputationError("not a number"))]
         )
         with pytest.raises(ComputationError):
             answer(engine, asked(SamplingParams()))

@@ -110,7 +110,8 @@ def test_a_cache_that_may_not_be_read_holds_nothing(tmp_path: Path, monkeypatch:
 def test_a_log_gets_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     progress = LoadProgress("loading m")
     with caplog.at_level(logging.INFO):
-        progress(0, 0)  # a leader waits for its workers
+        progress(0, 80)  # a leader waits for its workers, and says so now and then
+        progress(0, 80)
         for num_loaded in range(81):
             progress(num_loaded, 80)
     progress.close()

@@ -22,7 +22,7 @@ from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.kv_spill.runs import runs
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache, Turns
-from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, SpilledKeys
+from penstock.memory.kv_spill.splits_in_ram import NOTHING_SPILLED, AttendsInRam, SpilledKeys
 from penstock.memory.lane import Inlet
 from penstock.spec import ModelSpec
 
@@ -87,7 +87,7 @@ class ResidentCaches:
         return [self._layers[index] for index in indices]
 
     def expected(self, pasts: Iterable[Past]) -> SpilledKeys:
-        return SpilledKeys()
+        return NOTHING_SPILLED
 
 
 class SpilledCaches:

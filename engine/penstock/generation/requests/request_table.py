@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 
-from penstock.errors import InvalidParameter, PenstockError, StepFailed
+from penstock.errors import InvalidParameter
 from penstock.generation.chosen import Chosen
 from penstock.generation.grammars.blanks import BlankMatcher
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
@@ -106,7 +106,7 @@ class RequestTable:
         """Note that a step begins. Returns a function that says whether nobody wants the step any more: all
         its requests are among the `aborted`."""
         now = time.monotonic()
-        ids = frozenset(item.sequence.request.request_id for item in batch.scheduled)
+        ids = frozenset([item.sequence.request.request_id for item in batch.scheduled])
         for request_id in ids:
             self._requests[request_id].start(now)
         return lambda: ids <= aborted
@@ -125,10 +125,7 @@ class RequestTable:
                 self.end(output.request_id, output.finish_reason)
         return outputs
 
-    def fail(self, batch: Batch, error: PenstockError) -> StepFailed:
-        """End the requests of a step that can't be computed."""
-        self._scheduler.rollback(batch)
-        ids = list(dict.fromkeys(item.sequence.request.request_id for item in batch.scheduled))
-        for request_id in ids:
+    def fail(self, request_ids: Iterable[str]) -> None:
+        """End requests that can't be computed."""
+        for request_id in request_ids:
             self.end(request_id, FinishReason.ERROR)
-        return StepFailed(ids, str(error))

@@ -146,7 +146,7 @@ class Admission:
 
     def _enter(self, sequence: Sequence) -> None:
         """Let a waiting sequence run that has a place."""
-        if self._block_manager.prefix_cache.is_read_by(sequence) and not sequence.was_preempted:
+        if self._block_manager.prefix_cache.lookup.is_read_by(sequence) and not sequence.was_preempted:
             self.num_queried_tokens += sequence.num_encoder_tokens or sequence.num_prompt_tokens
         self.adopt(sequence)
         has_blocks = self._block_manager.grow(sequence)

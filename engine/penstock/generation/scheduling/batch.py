@@ -77,6 +77,11 @@ class Batch:
         return sum(each.num_tokens for each in inputs if each is not None)
 
     @property
+    def request_ids(self) -> list[str]:
+        """Of the sequences, each once."""
+        return list(dict.fromkeys(item.sequence.request.request_id for item in self.scheduled))
+
+    @property
     def num_tokens(self) -> int:
         return sum(item.num_new_tokens + item.drafts.num_nodes for item in self.scheduled)
 
@@ -86,3 +91,6 @@ class Batch:
 
     def __bool__(self) -> bool:
         return bool(self.scheduled)
+
+
+NOTHING_SCHEDULED = Batch(())

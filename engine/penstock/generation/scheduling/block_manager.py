@@ -64,7 +64,7 @@ class BlockManager:
         had = set[int]()
         for member in together(sequence):
             num_blocks += self.blocks_for(member.num_tokens)
-            found = self.prefix_cache.find(member)
+            found = self.prefix_cache.lookup.find(member)
             shared = [block for block in found if block in had or self.pool.num_owners[block] > 0]
             is_copied = shared[-1:] == found[-1:] and self._is_copied(member, found)
             num_shared += len(shared) - is_copied
@@ -87,7 +87,7 @@ class BlockManager:
         for member in sequence.group.members if sequence.group is not None else ():
             if member.encoder is not None and member.encoder.block_table:
                 return list(member.encoder.block_table)
-        return self.prefix_cache.find_encoder(sequence, self.blocks_for(sequence.encoder.num_tokens))
+        return self.prefix_cache.lookup.find_encoder(sequence, self.blocks_for(sequence.encoder.num_tokens))
 
     def place_encoder(self, sequence: Sequence) -> bool:
         """Give a sequence the blocks of its encoded input. True if the input has to be encoded in this
@@ -108,7 +108,7 @@ class BlockManager:
         Returns how many of the sequence's tokens are in the cache then. The last token is never counted: the
         sequence computes it, since its logits are wanted. If the last token lies in a shared block, the
         sequence writes the same K and V there once more."""
-        found, table = self.prefix_cache.find(sequence), sequence.block_table
+        found, table = self.prefix_cache.lookup.find(sequence), sequence.block_table
         if not found:
             return sequence.num_computed_tokens
         first = sequence.num_computed_tokens // self.block_size
@@ -119,7 +119,7 @@ class BlockManager:
                 table[index] = block
             else:
                 table.append(block)
-        self.prefix_cache.adopt_state(sequence, first + len(found))
+        self.prefix_cache.state_saves.adopt(sequence, first + len(found))
         num_found = sum(map(self.pool.num_keyed_tokens, found))
         return min(first * self.block_size + num_found, sequence.num_tokens - 1)
 
@@ -159,7 +159,7 @@ class BlockManager:
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's blocks back. The last ones will be taken first: a prefix without its beginning
         can't be found."""
-        self.prefix_cache.leave(sequence)
+        self.prefix_cache.state_saves.leave(sequence)
         for table in sequence.block_tables:
             for block in reversed(table):
                 self.pool.disown(block)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from penstock.generation.scheduling.block_pool import BlockPool
 from penstock.generation.scheduling.moving.block_store import BlockStore, Reading
 from penstock.generation.scheduling.moving.landing import Landing
-from penstock.generation.scheduling.prefix_cache import FoundWith, PrefixCache
+from penstock.generation.scheduling.prefix_cache import PrefixCache
+from penstock.generation.scheduling.prefix_lookup import FoundWith
 from penstock.generation.scheduling.sequence_group import together
 from penstock.generation.scheduling.states.kept_states import ArrivingState, KeptStates
 from penstock.generation.sequence import Sequence
@@ -102,12 +103,12 @@ class DiskBlocks(Landing[_Arriving]):
 
     def _find(self, sequence: Sequence, store: BlockStore) -> FoundWith:
         """What is kept of a sequence and its group; of a model with recurrent states, of the sequence."""
-        found = self._prefix_cache.find_with(sequence, store)
+        found = self._prefix_cache.lookup.find_with(sequence, store)
         if self._kept_states is not None:
             return found
         for member in together(sequence):
             if member is not sequence:
-                more = self._prefix_cache.find_with(member, store)
+                more = self._prefix_cache.lookup.find_with(member, store)
                 found = FoundWith(found.held + more.held, found.missing | more.missing)
         return found._replace(num_tokens=sum(found.missing.values()))
 

@@ -28,7 +28,7 @@ from dataclasses import replace
 from penstock.generation.chosen import Chosen
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.scheduling.admission import Admission
-from penstock.generation.scheduling.batch import Batch, ScheduledSequence
+from penstock.generation.scheduling.batch import NOTHING_SCHEDULED, Batch, ScheduledSequence
 from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.draft_blocks import DraftBlocks
 from penstock.generation.scheduling.fair_queue import OUTPUT_WEIGHT
@@ -84,7 +84,7 @@ class Scheduler:
         self.admission.make_way()
         may_admit = self.admission.grow_running()
         if self.admission.is_held_up:
-            return Batch(())
+            return NOTHING_SCHEDULED
         running = self.admission.running
         riders = [each for each in running if each.num_pending_tokens == 1 and not each.is_in_step]
         budget = self.limit.num_tokens(len(riders))

@@ -103,3 +103,6 @@ def splits_in_ram(
         blocks = table[split * size : (split + 1) * size]
         if all(block >= num_resident and block not in written for block in blocks):
             yield split
+
+
+NOTHING_SPILLED = SpilledKeys()

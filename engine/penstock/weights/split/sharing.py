@@ -72,8 +72,5 @@ def streamed_share(
 
 
 def host_kernels(config: EngineConfig) -> Kernels:
-    """The processor's kernels beside those of a card. Sets threads and tuning of the process's native kernels
-    as the config says."""
-    assert config.num_threads is not None
-    own = EngineConfig(activations=config.activations, kernel_tuning=config.kernel_tuning)
-    return choose_kernels(own, config.num_threads)
+    """The processor's kernels beside those of a card."""
+    return choose_kernels(EngineConfig(activations=config.activations, kernel_tuning=config.kernel_tuning))

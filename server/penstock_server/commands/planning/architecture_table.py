@@ -3,7 +3,6 @@ computes it, as a table in Markdown. Each architecture that is not ours is tried
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 
@@ -20,7 +19,7 @@ _HEADS = ("| model_type | architecture | served | why not |", "|---|---|---|---|
 def run_architectures(settings: Settings) -> int:
     """Prints the table, a line as soon as it is known, and the sums."""
     print("\n".join(_HEADS))
-    kernels = choose_kernels(settings.engine_config(), os.cpu_count() or 1)
+    kernels = choose_kernels(settings.engine_config())
     counts: Counter[str] = Counter()
     for served in architectures(kernels, report_progress=_tell):
         print(line(served), flush=True)

@@ -97,6 +97,8 @@ class BlockLog:
 
     def take(self) -> tuple[BlockEvent, ...]:
         """All events since the last call, in their order. Those that go on from each other are one."""
+        if not self._events:
+            return ()
         events = tuple(_joined(self._events))
         self._events.clear()
         return events

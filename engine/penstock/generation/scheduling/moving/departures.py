@@ -97,7 +97,9 @@ class Departures(Landing[_Departing]):
 
     def _own_blocks(self, members: list[Sequence]) -> list[KeptBlock]:
         """The blocks that no other sequence has, in the order of the text."""
-        found = {each.block: each for member in members for each in self._prefix_cache.kept_blocks(member)}
+        found = {
+            each.block: each for member in members for each in self._prefix_cache.lookup.kept_blocks(member)
+        }
         tables = (table for member in members for table in member.block_tables)
         owners = Counter(block for table in tables for block in table)
         return [each for block, each in found.items() if self._pool.num_owners[block] == owners[block]]

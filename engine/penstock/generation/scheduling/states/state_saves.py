@@ -34,6 +34,11 @@ class StateSaves:
         #: Copies of the step that is being computed, and how many tokens each stands for.
         self._lasting: list[tuple[bytes, int]] = []
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the model has recurrent states."""
+        return self._states.is_needed
+
     def reach(self, sequence: Sequence, found: list[int]) -> list[int]:
         """The first of the `found` blocks, up to the last one behind which there is a copy of the state. The
         `found` blocks begin with that of the first pending token. The last token is in none of them, since
