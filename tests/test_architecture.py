@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 #: Lowest first; rooms of one level don't know each other.
 LEVELS: list[set[str]] = [
     {"penstock.errors", "penstock.state_layout"},
-    {"penstock.kernel_tuning", "penstock.gguf_file"},
+    {"penstock.goes_with", "penstock.kernel_tuning", "penstock.gguf_file"},
     {"penstock.config", "penstock.nodes_config", "penstock.spec", "penstock.metrics"},
     {"penstock.memory", "penstock.kernels", "penstock.text"},
     {"penstock.weights"},
@@ -46,6 +46,7 @@ LEVELS: list[set[str]] = [
 #: Decisions on plain numbers.
 PURE = (
     "penstock.config",
+    "penstock.goes_with",
     "penstock.kernel_tuning",
     "penstock.spec",
     "penstock.state_layout",

@@ -22,6 +22,7 @@ OUTSIDE = {
     "penstock",
     "penstock.errors",
     "penstock.config",
+    "penstock.goes_with",
     "penstock.kernel_tuning",
     "penstock.nodes_config",
 }

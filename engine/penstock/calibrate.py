@@ -19,6 +19,7 @@ from penstock.calibration.heard_experts import HeardExperts
 from penstock.calibration.listening_kernels import ExactMatrix, ListeningKernels
 from penstock.calibration.text_states import TextStates
 from penstock.errors import ConfigError, WrongTensor
+from penstock.goes_with import Feature, check_together
 from penstock.kernels import Int4Tensor, Kernels, Matrix, QuantizedTensor
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.families.mixture_frame import MixtureSpec
@@ -229,35 +230,14 @@ def _compensate(chunk: tuple[Tensor, QuantizedTensor | Int4Tensor], turns: Turns
 
 def _check(opened: OpenModel) -> None:
     """Raises ConfigError for models that can't be calibrated."""
-    if opened.spec.has_encoder or opened.spec.sees_prompt_both_ways:
-        raise ConfigError(
-            f"{opened.spec.architecture} sees its prompts both ways, and only decoders that see a text "
-            "one way are calibrated so far; convert without --calibrate"
-        )
-    if opened.store.tensors.stacks[-1].experts and not isinstance(opened.spec, MixtureSpec):
-        raise ConfigError(
-            f"{opened.spec.architecture} has experts that transformers' modules compute, and calibration "
-            "knows those of Penstock's own families; convert without --calibrate"
-        )
-    if opened.spec.latent_dim:
-        raise ConfigError(
-            f"{opened.spec.architecture} has latent attention, which multiplies by a matrix's transpose, and "
-            "calibration knows the inputs of whole matrices alone; convert without --calibrate"
-        )
-    if opened.spec.kv_shapes or opened.spec.row_size > opened.spec.hidden_size:
-        raise ConfigError(
-            f"{opened.spec.architecture} has layers whose keys and values differ, or that have inputs of "
-            "their own, and calibration knows hidden states alone; convert without --calibrate"
-        )
-    if opened.spec.state_bytes:
-        raise ConfigError(
-            f"{opened.spec.architecture} has recurrent states, and calibration computes attention alone; "
-            "convert without --calibrate"
-        )
-    if opened.store.is_quantized:
-        raise ConfigError(
-            "the checkpoint is quantized already; calibrate where the unquantized one is converted"
-        )
+    has_experts = bool(opened.store.tensors.stacks[-1].experts)
+    kinds = {
+        Feature.CALIBRATE: True,
+        Feature.FOREIGN_EXPERTS: has_experts and not isinstance(opened.spec, MixtureSpec),
+        Feature.QUANTIZED: opened.store.is_quantized,
+    }
+    features = opened.spec.features | {feature for feature, is_so in kinds.items() if is_so}
+    check_together(features, opened.spec.architecture)
     for tensor in opened.store.tensors.multiplied:
         if tensor.format.operand_types not in KNOWN:
             raise ConfigError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from penstock.errors import ConfigError
+from penstock.goes_with import Feature, check_together
 from penstock.kernel_tuning import KernelTuning
 
 Activations = Literal["int16", "int8"]
@@ -219,15 +220,30 @@ class EngineConfig:
         return 2 if self.activations == "int16" else 1
 
     @property
-    def guessing_fields(self) -> tuple[str, ...]:
-        """The names of the fields that ask for guesses of a certain source."""
+    def features(self) -> frozenset[Feature]:
+        """What this config asks for, as far as it can't be had beside everything else."""
         asked = {
-            "draft_model": self.draft_model is not None,
-            "mtp": self.mtp == "on",
-            "draft_with_planes": self.draft_with_planes,
-            "draft_with_eagle3": self.draft_with_eagle3,
+            Feature.NO_SPECULATION: self.speculation == "off",
+            Feature.DRAFT_MODEL: self.draft_model is not None and not self.draft_with_eagle3,
+            Feature.EAGLE3: self.draft_with_eagle3,
+            Feature.MTP: self.mtp == "on",
+            Feature.PLANES: self.draft_with_planes,
+            Feature.NO_PREFIX_CACHING: not self.enable_prefix_caching,
+            Feature.KV_DISK: self.kv_disk is not None,
+            Feature.KV_HOST: self.kv_host_bytes is not None,
+            Feature.KV_SPILL: self.kv_spill is not None,
+            Feature.KV_SPILL_MEMORY: self.kv_spill_bytes is not None,
+            Feature.KV_EVENTS: self.kv_events is not None,
+            Feature.KV_INT8: self.kv_dtype == "int8",
+            Feature.LORA: bool(self.adapters or self.adapter_bytes),
+            Feature.GENERATE: self.runner == "generate",
+            Feature.POOLING: self.pooling != "auto" or bool(self.score_tokens),
+            Feature.THROUGH_TRANSFORMERS: self.model_impl == "transformers",
+            Feature.TORCH_KERNELS: self.kernels in ("torch", "reference"),
+            Feature.TUNING: self.kernel_tuning is not None,
+            Feature.DEVICE_MEMORY: self.device_memory_bytes is not None,
         }
-        return tuple(name for name, is_asked in asked.items() if is_asked)
+        return frozenset(feature for feature, is_asked in asked.items() if is_asked)
 
     @property
     def spill_folder(self) -> str | None:
@@ -239,8 +255,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         self._check_choices()
         self._check_numbers()
-        self._check_what_guesses()
-        self._check_what_keeps_keys_and_values()
+        check_together(self.features)
+        if self.draft_with_eagle3 and self.draft_model is None:
+            raise ConfigError("draft_with_eagle3 says of draft_model that it is an EAGLE-3 head: name it")
+        self._check_keys_and_values()
 
     def _check_choices(self) -> None:
         for name, choices in (
@@ -265,12 +283,6 @@ class EngineConfig:
             raise ConfigError(
                 f"score_tokens has {len(self.score_tokens)} texts; it takes the token that says no and the "
                 "one that says yes"
-            )
-        if self.runner == "generate" and (self.score_tokens or self.pooling != "auto"):
-            raise ConfigError("runner is 'generate', which neither pools nor scores; leave the others out")
-        if self.kernel_tuning is not None and self.kernels in ("torch", "reference"):
-            raise ConfigError(
-                f"kernel_tuning is for native kernels, and the kernels are {self.kernels!r}; leave one out"
             )
         if self.group_size not in (None, 0, *GROUP_SIZES):
             raise ConfigError(f"group_size is {self.group_size}; choose one of {(0, *GROUP_SIZES)}, or none")
@@ -309,22 +321,7 @@ class EngineConfig:
                 f"step_time_target_s is {self.step_time_target_s}; it must be a number of seconds, or 0"
             )
 
-    def _check_what_guesses(self) -> None:
-        if self.speculation == "off" and (given := self.guessing_fields):
-            raise ConfigError(
-                f"speculation is 'off', which has no guesses: leave {' and '.join(given)} out, or speculation"
-            )
-        if self.mtp == "on" and self.draft_model is not None:
-            raise ConfigError("mtp is 'on', and a draft model guesses; leave one of the two out")
-        if self.draft_with_planes and (self.mtp == "on" or self.draft_with_eagle3):
-            raise ConfigError(
-                "draft_with_planes has the model's upper planes guess; leave out mtp 'on' and "
-                "draft_with_eagle3"
-            )
-        if self.draft_with_eagle3 and self.draft_model is None:
-            raise ConfigError("draft_with_eagle3 says of draft_model that it is an EAGLE-3 head: name it")
-
-    def _check_what_keeps_keys_and_values(self) -> None:
+    def _check_keys_and_values(self) -> None:
         sizes = (self.kv_cache_bytes, self.num_kv_tokens, self.kv_cache_share)
         if sum(size is not None for size in sizes) > 1:
             raise ConfigError(
@@ -334,26 +331,6 @@ class EngineConfig:
             raise ConfigError(f"kv_cache_share is {self.kv_cache_share}; it must be between 0 and 1")
         if self.kv_disk_bytes is not None and self.kv_disk is None:
             raise ConfigError("kv_disk_bytes says how much a folder may hold: name the folder (kv_disk)")
-        if self.kv_disk is not None and not self.enable_prefix_caching:
-            raise ConfigError("kv_disk keeps what the prefix cache finds: enable_prefix_caching must be on")
-        if self.kv_events is not None and not self.enable_prefix_caching:
-            raise ConfigError(
-                "kv_events tell of what the prefix cache holds: enable_prefix_caching must be on"
-            )
-        if self.kv_host_bytes is not None and not self.enable_prefix_caching:
-            raise ConfigError(
-                "kv_host_bytes is for what the prefix cache finds: enable_prefix_caching must be on"
-            )
-        if self.kv_spill is not None and self.kv_spill_bytes is not None:
-            raise ConfigError(
-                "kv_spill has keys and values in a file, kv_spill_bytes in RAM beside a GPU: leave one out"
-            )
-        is_spilling = self.kv_spill is not None or self.kv_spill_bytes is not None
-        if is_spilling and self.draft_with_planes:
-            raise ConfigError(
-                "kv_spill is for sequences that are longer than the KV cache, and upper planes that guess "
-                "need all of a sequence in memory: leave draft_with_planes out"
-            )
         # The native attention kernel works on 16 keys at a time.
         if self.block_size <= 0 or self.block_size % 16:
             raise ConfigError(f"block_size is {self.block_size}; it must be a multiple of 16")

@@ -30,8 +30,9 @@ from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.step_executor import LocalExecutor, StepExecutor
 from penstock.generation.step_meter import StepMeter
 from penstock.generation.step_observer import StepObservers
+from penstock.goes_with import Feature, check_together
 from penstock.kv_disk.opening import TiersObserver, open_kv_tiers
-from penstock.kv_events.opening import check_events, open_publisher
+from penstock.kv_events.opening import open_publisher
 from penstock.kv_events.publisher import Publisher
 from penstock.loader import LoadedModel, Model, ModelSource, settle_processor
 from penstock.memory.hardware import HardwareProfile
@@ -122,7 +123,6 @@ def load_parts(source: ModelSource, config: EngineConfig, options: LoadOptions) 
         share = None if leader is None else leader.share
         loaded, draft_model = load_with_guesses(source, config, hardware, share, closing)
         kv_tiers = _open_kv_tiers(loaded, hardware, closing)
-        check_events(loaded.config, loaded.model.spec)
         features = Features(options.drafter, draft_model, kv_tiers, leader, publisher)
         parts = make_parts(loaded, features, closing)
         for name, adapter in config.adapters:
@@ -341,9 +341,5 @@ def _limits(loaded: LoadedModel, grammars: GrammarCompiler) -> RequestLimits:
 
 def _targets(model: Model) -> Targets:
     """What adapters can change. Raises UnsupportedModel."""
-    if model.spec.implementation != "penstock":
-        raise UnsupportedModel(
-            f"adapters need a family of Penstock's own, and {model.spec.architecture} is computed by "
-            "transformers' modules: merge the adapter into the model with peft"
-        )
+    check_together({Feature.LORA, *model.spec.features}, model.spec.architecture, UnsupportedModel)
     return Targets(model.store, model.executor.family.unadapted)

@@ -27,6 +27,7 @@ from penstock.generation.requests.generation_request import GenerationRequest, S
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.sequence import FinishReason
 from penstock.generation.sequence import Sequence as TokenSequence
+from penstock.goes_with import Feature, check_together
 from penstock.text.tokenizer import Tokenizer
 from penstock.unquantized import Computed, UnquantizedModel
 from penstock.weights.conversion.torch_threads import torch_threads
@@ -154,11 +155,7 @@ def evaluate(
 
 def _check(engine: Engine, reference: UnquantizedModel | None, longest: int) -> None:
     limit, spec = engine.max_model_len, engine.spec
-    if spec.has_encoder or spec.sees_prompt_both_ways:
-        raise ConfigError(
-            f"{spec.architecture} sees its prompts both ways and predicts none of their tokens, so that "
-            "texts have no perplexity here: evaluate a decoder that sees a text one way"
-        )
+    check_together({Feature.PERPLEXITY, *spec.features}, spec.architecture)
     if reference is not None:
         limit = min(limit, reference.spec.max_position_embeddings)
         for name in ("num_layers", "hidden_size", "intermediate_size", "vocab_size"):

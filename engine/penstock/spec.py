@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 from penstock.errors import ConfigError
+from penstock.goes_with import REFUSALS, Feature
 from penstock.state_layout import NO_STATE, StateLayout
 
 #: The stack of a model that has only one.
@@ -210,10 +211,8 @@ class ModelSpec:
         """The layout of a choice of EngineConfig.kv_dtype. Raises ConfigError if there is none."""
         layouts = LATENT_LAYOUTS if self.latent_dim else KV_LAYOUTS
         if kv_dtype not in layouts:
-            raise ConfigError(
-                f"{self.architecture} keeps a latent (MLA) in place of keys and values, and a latent is not "
-                f"stored as {kv_dtype}: choose --kv-dtype {' or '.join(layouts)}"
-            )
+            pair = (Feature.KV_INT8, Feature.LATENT)
+            raise ConfigError(REFUSALS[pair].sentence(pair, self.architecture))
         return layouts[kv_dtype]
 
     def kv_bytes_per_token(self, layout: KVLayout | None = None) -> int:
@@ -249,6 +248,24 @@ class ModelSpec:
     @property
     def has_encoder(self) -> bool:
         return self.num_encoder_layers > 0
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What the model is, as far as not everything goes with it."""
+        kinds = {
+            Feature.RECURRENT: bool(self.state_bytes),
+            Feature.ENCODER: self.has_encoder,
+            Feature.BOTH_WAYS: self.sees_prompt_both_ways,
+            Feature.SOFT_PROMPT: bool(self.soft_prompt),
+            Feature.EXPERTS: bool(self.num_experts_per_token),
+            Feature.LATENT: bool(self.latent_dim),
+            Feature.UNEVEN_KV: bool(self.kv_shapes),
+            # Layers with a recurrent state have no keys and values to read.
+            Feature.SHARED_KV: bool(self.layers_without_kv) and not self.state_bytes,
+            Feature.LAYER_INPUTS: self.row_size > self.hidden_size,
+            Feature.FOREIGN: self.implementation != "penstock",
+        }
+        return frozenset(feature for feature, is_so in kinds.items() if is_so)
 
     def sliding_window(self, layer_index: int) -> int:
         """The window of a layer in tokens; 0 is no window."""
@@ -351,8 +368,8 @@ class ModelFootprint:
     state_bytes: int = 0
     #: Bytes of a token in each part of one layer's keys and values.
     kv_part_bytes: tuple[int, ...] = ()
-    #: Why keys and values can't lie on disk, or beside a GPU in RAM, while a sequence runs; "": they can.
-    no_spill: str = ""
+    #: ModelSpec.features
+    features: frozenset[Feature] = frozenset()
     #: Query heads of a layer and their width, if the processor can attend to keys and values in RAM beside a
     #: card; None: the card alone computes such attention.
     attended_heads: tuple[int, int] | None = None

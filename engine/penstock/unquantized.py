@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import UnsupportedModel
+from penstock.goes_with import Feature, check_together
 from penstock.model.families.mixture_frame import has_turned_experts
 from penstock.model.registry import OpenModel
 from penstock.model.through_transformers.auto_model import list_of_layers, on_meta
@@ -44,11 +45,9 @@ class UnquantizedModel:
 
     def __init__(self, opened: OpenModel) -> None:
         """Raises MissingTensor or UnsupportedModel if transformers' model has other parts than ours."""
-        if opened.spec.has_encoder or opened.spec.sees_prompt_both_ways:
-            raise UnsupportedModel(
-                f"{opened.spec.architecture} sees its prompts both ways, so that it predicts none of their "
-                "tokens, and only decoders that see a text one way are compared so far"
-            )
+        check_together(
+            {Feature.UNQUANTIZED, *opened.spec.features}, opened.spec.architecture, UnsupportedModel
+        )
         self.spec, self.store = opened.spec, opened.store
         self._model = _without_weights(opened.store)
         self._hidden: list[Tensor] = []

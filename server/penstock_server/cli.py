@@ -17,6 +17,7 @@ from contextlib import closing
 from pathlib import Path
 
 from penstock.errors import ConfigError, PenstockError
+from penstock.goes_with import Feature, check_together
 from penstock_server.commands.command_line import CALIBRATION_TOKENS, CARD_REPORT, build_parser
 from penstock_server.facade.source_checksums import begin_checksums
 from penstock_server.serving.listener import bind
@@ -114,7 +115,7 @@ def _run(options: argparse.Namespace, settings: Settings) -> int:
 def _serve(options: argparse.Namespace, settings: Settings) -> int:
     settings.engine_config()  # raises ConfigError before anything starts
     if settings.leader_config(settings.model) is not None and settings.models:
-        raise ConfigError("--nodes shares one MODEL among machines: name one")
+        check_together({Feature.NODES, Feature.SEVERAL_MODELS})
     listener = bind(settings.host, settings.port)
     for number in (signal.SIGINT, signal.SIGTERM):  # until serve() has handlers of its own
         signal.signal(number, lambda *_: os._exit(0))

@@ -163,7 +163,7 @@ def test_a_config_names_it(tiny_llama: Path, other: Path) -> None:
 
 def test_a_model_without_guesses_has_no_draft_model() -> None:
     for values in ({"draft_model": "other"}, {"draft_model": "other", "draft_with_eagle3": True}):
-        with pytest.raises(ConfigError, match=f"no guesses: leave {' and '.join(values)} out"):
+        with pytest.raises(ConfigError, match="--speculation off can't be used with .*nothing guesses then"):
             EngineConfig(speculation="off", **values)  # type: ignore[arg-type]
 
 

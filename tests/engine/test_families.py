@@ -335,7 +335,7 @@ def test_int8_keys_and_values(built: Built) -> None:
     were rounded as INT8, and less near to transformers'. Latents are refused."""
     config = EngineConfig(kv_dtype="int8")
     if open_model(built.folder)[1].latent_dim:
-        with pytest.raises(ConfigError, match=r"latent is not stored as int8: choose --kv-dtype float16 or"):
+        with pytest.raises(ConfigError, match=r"latent is not stored as int8; choose --kv-dtype float16 or"):
             Model(built.folder, config)
         return
     model = Model(built.folder, config)

@@ -118,7 +118,7 @@ def test_a_tuning_is_read_from_text() -> None:
     for text in ("", "few_rows", "rows=8", "few_rows=many", "few_rows=8,", "few_rows=-1"):
         with pytest.raises(ConfigError, match="write default, or for example"):
             KernelTuning.parse(text)
-    with pytest.raises(ConfigError, match="for native kernels, and the kernels are 'torch'"):
+    with pytest.raises(ConfigError, match="--kernels torch .*--kernel-tuning"):
         EngineConfig(kernels="torch", kernel_tuning=tuning)
 
 

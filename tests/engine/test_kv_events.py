@@ -457,7 +457,7 @@ def test_what_can_not_be_published_is_refused(
     settings = replace(PLAIN, kv_events=config)
     test_encoder_decoder.build("T5 v1.1", tmp_path / "t5")
     test_cpmant.build("CPM-Ant", tmp_path / "ant")
-    for name, words in (("t5", "encodes its prompts"), ("ant", "both ways")):
+    for name, words in (("t5", "an encoder"), ("ant", "both ways")):
         with pytest.raises(ConfigError, match=words):
             Engine.load(tmp_path / name, settings, tokenizer=Ids())
     with Engine.load(

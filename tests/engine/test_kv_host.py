@@ -20,11 +20,11 @@ from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
+from penstock.goes_with import REFUSALS, Feature
 from penstock.memory.hardware import DeviceProfile, HardwareProfile
 from penstock.memory.kv_disk.kv_store import NUM_BUFFERS, KVStore
 from penstock.memory.kv_disk.record import NO_KEY
 from penstock.memory.kv_host.host_shelf import HostShelf
-from penstock.memory.planning.kv_blocks import KVBlocks
 from penstock.memory.planning.planner import plan_memory
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import read_spec
@@ -50,8 +50,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """The device that computes. On the pretended card, everything is given back in the end, and no copy races
     with another."""
     if request.param == "cpu":
-        found = KVBlocks.host_bytes
-        monkeypatch.setattr(KVBlocks, "host_bytes", lambda blocks, has_gpu: found(blocks, has_gpu=True))
+        monkeypatch.delitem(REFUSALS, (Feature.KV_HOST, Feature.NO_GPU))
         yield "cpu"
         return
     with engines.card_with_kernels() as card:

@@ -19,7 +19,7 @@ from pathlib import Path
 from penstock.config import EngineConfig
 from penstock.drafters.memory_beside import card_bytes, config_beside, machine_beside, plan_beside
 from penstock.drafters.vocabularies import check_tokens
-from penstock.errors import CapacityError, ConfigError, MemoryName
+from penstock.errors import CapacityError, MemoryName
 from penstock.generation.drafting.asking import Place, Price
 from penstock.generation.drafting.expectation import Assumed, assumed_model
 from penstock.generation.drafting.fork_limit import ForkLimit
@@ -31,11 +31,11 @@ from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.rope_lengths import RopeLengths
 from penstock.generation.sequence import Sequence
+from penstock.goes_with import Feature, check_together
 from penstock.loader import LoadedModel, PlannedModel, begin_reading, begin_tokenizer, open_folder
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.model.shapes import footprint
-from penstock.spec import ModelSpec
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoints.hub import find_model
 
@@ -75,9 +75,8 @@ def own_config(config: EngineConfig) -> EngineConfig:
     )
 
 
-def check_plan(name: str | Path, plan: MemoryPlan, has_encoder: bool, state_bytes: int) -> None:
-    """Raises CapacityError for a draft model that this plan of its own does not keep in memory, and
-    ConfigError for a kind of model that can't draft."""
+def check_plan(name: str | Path, plan: MemoryPlan) -> None:
+    """Raises CapacityError for a draft model that this plan of its own does not keep in memory."""
     if num_streamed := sum(not layer.is_resident for layer in plan.layers):
         memory: MemoryName = "device" if plan.has_gpu else "host"
         budget = plan.device_budget_bytes if plan.has_gpu else plan.host_budget_bytes
@@ -86,27 +85,6 @@ def check_plan(name: str | Path, plan: MemoryPlan, has_encoder: bool, state_byte
             f"read in each step. Take a smaller one, or raise --{memory}-memory",
             memory,
         )
-    if has_encoder or state_bytes:
-        raise ConfigError(
-            f"{name} can't be a draft model: it encodes its prompts, or has recurrent states. Take a decoder "
-            "with attention alone"
-        )
-
-
-def check_spec(spec: ModelSpec, purpose: str) -> None:
-    """Raises ConfigError for a kind of model that can neither draft nor be drafted for."""
-    reasons = {
-        "it has recurrent states": spec.state_bytes,
-        "it encodes its prompts": spec.has_encoder,
-        "it sees its prompts both ways": spec.sees_prompt_both_ways,
-        "it has a soft prompt of its own": spec.soft_prompt,
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ConfigError(
-                f"{spec.architecture} can't {purpose}: {reason}. Take a decoder with attention alone, or "
-                "leave --draft-model out"
-            )
 
 
 def _within(sequence: Sequence, vocab_size: int) -> SamplingParams | None:
@@ -170,11 +148,11 @@ class DraftModel:
         spec = opened.spec
 
         def settle(planned: PlannedModel) -> PlannedModel:
-            check_plan(name, planned.plan, spec.has_encoder, spec.state_bytes)
+            check_plan(name, planned.plan)
             return planned
 
         try:
-            check_spec(spec, "be a draft model")
+            check_together({Feature.DRAFTING, *spec.features}, spec.architecture)
             words = tokenizer or begin_tokenizer(folder, own)
             planned = plan_beside(opened, own, config, hardware, settle)
             loaded = begin_reading(planned, words)

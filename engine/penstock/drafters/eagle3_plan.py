@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
-from penstock.drafters.draft_model import check_spec
 from penstock.drafters.eagle3_drafter import Eagle3Drafter
 from penstock.drafters.memory_beside import plan_beside
 from penstock.drafters.mtp_plan import PlannedMTP, check_stays, own_config, why_not, with_waiting
 from penstock.errors import ConfigError
+from penstock.goes_with import Feature, check_together
 from penstock.loader import Model, PlannedModel, SharedEnds, begin_reading
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import MemoryPlan
@@ -76,7 +76,7 @@ class PlannedEagle3(PlannedMTP):
 def check_target(name: str, head: Eagle3Spec, spec: ModelSpec) -> None:
     """Raises ConfigError unless the head of this name was trained for a model with such numbers, and
     UnsupportedModel for one with fewer layers."""
-    check_spec(spec, "have an EAGLE-3 head")
+    check_together({Feature.EAGLE3, *spec.features}, spec.architecture)
     made_for = {"tokens": head.vocab_size, "numbers in a hidden state": head.target_size}
     given = {"tokens": spec.vocab_size, "numbers in a hidden state": spec.hidden_size}
     shares = head.has_embedding or head.hidden_size == spec.hidden_size

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from penstock.config import EngineConfig
-from penstock.drafters.draft_model import DraftModel, check_spec
+from penstock.drafters.draft_model import DraftModel
 from penstock.drafters.find_head import find_head, no_small_model
 from penstock.drafters.memory_beside import card_bytes
 from penstock.drafters.mtp_drafter import MTPDrafter
@@ -49,7 +49,6 @@ def load_with_guesses(
         undo.callback(begun.close)
         return loaded, begun
     if small is not None:
-        check_spec(loaded.model.spec, "have a draft model")
         small.share_vocabulary(loaded.model.tokenizer, loaded.model.spec.vocab_size)
     return loaded, small
 

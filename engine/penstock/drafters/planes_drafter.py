@@ -44,22 +44,12 @@ NO_PLANES = "upper planes guess only in a model in planes: take --weights planes
 
 
 def check_planes(model: Model, plan: MemoryPlan, has_draft_model: bool) -> None:
-    """Raises ConfigError for a model whose weights are in no planes or whose steps need more, and
-    CapacityError if upper planes are streamed. has_draft_model: a small model has memory beside them."""
+    """Raises ConfigError for a model whose weights are in no planes, and CapacityError if upper planes are
+    streamed. has_draft_model: a small model has memory beside them."""
     tensors = model.store.tensors
     if not has_planes(tensors):
         raise ConfigError(NO_PLANES)
-    if len(tensors.stacks) > 1 or model.spec.state_bytes or model.spec.num_experts_per_token:
-        raise no_plain_layers(model.spec.architecture)
     check_upper_planes(plan, has_draft_model)
-
-
-def no_plain_layers(name: str) -> ConfigError:
-    """What is raised for a model of a kind for which upper planes don't guess."""
-    return ConfigError(
-        f"upper planes can't guess for {name}: it has experts, recurrent states or an encoder. Take another "
-        "method than planes"
-    )
 
 
 def check_upper_planes(plan: MemoryPlan, has_draft_model: bool) -> None:

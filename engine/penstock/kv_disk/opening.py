@@ -69,11 +69,6 @@ def open_kv_tiers(
         tier = replace(tier, make_buffer=functools.partial(_pinned, lane.memories[0]))
     if not plan.kv_host_bytes:
         return KVTiers([_open_disk(model, plan, config, disk, tier)])
-    if model.spec.state_bytes:
-        raise ConfigError(
-            "--kv-host-memory is not there for models with recurrent states yet, and "
-            f"{model.spec.architecture} is one: leave it out"
-        )
     shelf = HostShelf(plan.kv_host_bytes, round_up(cache.block_bytes))
     host_tier = replace(tier, name="host", usual_rate=HOST_RATE)
     host = KVStore(shelf, cache, lambda is_wanted: shelf, True, math.inf, host_tier)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from penstock.config import ModelImpl, WeightBits
 from penstock.errors import CheckpointError, InvalidConfig, UnsupportedModel
+from penstock.goes_with import Feature, check_together
 from penstock.model.config_values import refuse
 from penstock.model.families.encoders.bert import BERT
 from penstock.model.family import Family
@@ -238,9 +239,7 @@ def _read_folder(
     checkpoint = open_checkpoint(folder, allow_pickle)
     pooling = pooling_of(folder, checkpoint.config, wish)
     if pooling is not None and model_impl == "transformers":
-        raise UnsupportedModel(
-            "transformers' modules make no vectors or scores here: leave --model-impl transformers out"
-        )
+        check_together({Feature.POOLED, Feature.THROUGH_TRANSFORMERS}, error=UnsupportedModel)
     family, spec = (
         read_spec(checkpoint.config, model_impl, checkpoint.entries)
         if pooling is None

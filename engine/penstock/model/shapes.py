@@ -72,7 +72,7 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout | None
         state_bytes=spec.state_bytes,
         matrices=_matrices(spec, tensors),
         kv_part_bytes=_part_bytes(spec, kv_layout),
-        no_spill=_no_spill(spec),
+        features=spec.features,
         attended_heads=_attended_heads(spec),
     )
 
@@ -109,17 +109,6 @@ def _part_bytes(spec: ModelSpec, kv_layout: KVLayout | None) -> tuple[int, ...]:
     """ModelFootprint.kv_part_bytes"""
     layout, shape = kv_layout or spec.kv_layout("float16"), (spec.num_kv_heads, spec.head_dim)
     return tuple(part.item_bytes * math.prod(part.shape(1, 1, *shape)) for part in layout.parts)
-
-
-def _no_spill(spec: ModelSpec) -> str:
-    """ModelFootprint.no_spill"""
-    if spec.has_encoder:
-        return "an encoder's are read by every step, and lie in memory"
-    if spec.state_bytes:
-        return "it has recurrent states, which have no blocks"
-    if spec.kv_shapes or spec.layers_without_kv:
-        return "its layers differ in their keys and values"
-    return ""
 
 
 def _attended_heads(spec: ModelSpec) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from penstock.config import EngineConfig
 from penstock.errors import UnsupportedModel
+from penstock.goes_with import Feature, check_together
 from penstock.memory.planning.kv_blocks import USUAL_TOKENS
 from penstock.model.registry import OpenModel
 from penstock.nodes.cut import LayerCost
@@ -14,20 +15,13 @@ from penstock.spec import ModelSpec
 
 def check_model(opened: OpenModel) -> None:
     """Raises UnsupportedModel for a model that several machines can't share."""
-    spec = opened.spec
-    troubles = {
-        "it has an encoder": spec.has_encoder or len(opened.store.tensors.stacks) != 1,
-        "its layers have recurrent states": bool(spec.state_bytes),
-        "it makes vectors or scores": opened.pooling is not None,
-        "transformers' modules compute its layers": spec.implementation != "penstock",
-        # Only then is a layer without keys and values one that reads another layer's.
-        "some of its layers read the keys and values of other layers": bool(spec.layers_without_kv),
+    kinds = {
+        Feature.NODES: True,
+        Feature.ENCODER: len(opened.store.tensors.stacks) != 1,
+        Feature.POOLED: opened.pooling is not None,
     }
-    for what, is_so in troubles.items():
-        if is_so:
-            raise UnsupportedModel(
-                f"{spec.architecture} can't be shared by several machines, since {what}: leave --nodes out"
-            )
+    features = opened.spec.features | {feature for feature, is_so in kinds.items() if is_so}
+    check_together(features, opened.spec.architecture, UnsupportedModel)
 
 
 def layer_range(opened: OpenModel, layers: range) -> OpenModel:

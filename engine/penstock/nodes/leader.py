@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError, PenstockError
+from penstock.goes_with import Feature, check_together
 from penstock.loader import plan_model
 from penstock.memory.hardware import HardwareProfile, capacities
 from penstock.memory.lane import Lane
@@ -118,7 +119,7 @@ class Leader:
         self._num_layers = opened.spec.num_layers
         try:
             check_model(opened)
-            check_config(config)
+            check_together({*config.features, Feature.NODES})
             self._arithmetic = own_arithmetic(config)
             while True:
                 self._wait_until(lambda member: member.is_connected)
@@ -256,18 +257,3 @@ class Leader:
             return replace(found, seconds=found.seconds + sum(others))
 
         return predict
-
-
-def check_config(config: EngineConfig) -> None:
-    """Raises ConfigError for what several machines can't do yet."""
-    troubles = {
-        "--kv-disk": config.kv_disk is not None,
-        "--kv-host-memory": config.kv_host_bytes is not None,
-        "--kv-spill": config.spill_folder is not None,
-        "--kv-spill-memory": config.kv_spill_bytes is not None,
-        "adapters (--lora)": bool(config.adapter_bytes or config.adapters),
-        "--mtp on": config.mtp == "on",
-        "upper planes as drafts": config.draft_with_planes,
-    }
-    if found := [name for name, is_on in troubles.items() if is_on]:
-        raise ConfigError(f"{' and '.join(found)}: not for a model on several machines so far; leave it out")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.errors import ConfigError
+from penstock.goes_with import Feature, check_together
 from penstock_server.facade.model_folders import models_in
 from penstock_server.settings.settings import Settings
 from penstock_server.settings.speculative_config import SpeculativeConfig
@@ -54,7 +55,7 @@ def _models(settings: Settings) -> Iterator[Settings]:
 
 def _check(settings: Settings, names: list[str]) -> None:
     if settings.nodes > 1:
-        raise ConfigError(f"--nodes shares one model among machines, and these are {len(names)}: name one")
+        check_together({Feature.NODES, Feature.SEVERAL_MODELS})
     for setting in _OF_ONE:
         value = getattr(settings, setting)
         if value and not (isinstance(value, SpeculativeConfig) and not value.is_of_one_model):

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock import EngineStatus, SpareMemory
-from penstock.errors import ConfigError, EngineDead, EngineStopped, PenstockError
+from penstock.errors import EngineDead, EngineStopped, PenstockError
+from penstock.goes_with import Feature, check_together
 from penstock_server.facade.engine import ServedEngine
 from penstock_server.facade.needs import Survey, survey
 from penstock_server.models.each_model import each_model
@@ -116,10 +117,7 @@ def served_models(settings: Settings) -> ServedModels:
     if len(each) == 1 and settings.keep_alive is None:
         return OneModel(ServedEngine.of(each[0]), each[0])
     if settings.allow_runtime_lora_updating and settings.keep_alive != math.inf:
-        raise ConfigError(
-            "adapters that are loaded at run time go with their model: leave out --keep-alive or "
-            "--allow-runtime-lora-updating"
-        )
+        check_together({Feature.RUNTIME_LORA, Feature.KEEP_ALIVE})
     spare = SpareMemory()
     models = [_pooled(own, own.model_names[0] in settings.pin, spare) for own in each]
     pinned = [index for index, model in enumerate(models) if model.is_pinned]

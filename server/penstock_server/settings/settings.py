@@ -677,25 +677,15 @@ class Settings(NodesSettings):
         return self.model == "demo" and all(each is None for each in told)
 
     def _speculative_values(self) -> dict[str, Any]:
-        if self.speculation == "off":
-            self._check_nothing_guesses()
         if self.speculative_config is None:
             return {}
+        if self.speculation == "off":
+            raise ConfigError("--speculation off has no guesses: leave --speculative-config out")
         if self.draft_model is not None:
             raise ConfigError('--draft-model is the "model" of --speculative-config: leave one of them out')
         if self.mtp == "off" and self.speculative_config.is_mtp:
             raise ConfigError("--mtp off has no head that guesses: leave one of the two out")
         return self.speculative_config.engine_values()
-
-    def _check_nothing_guesses(self) -> None:
-        """Raises ConfigError for flags that ask for guesses, in the words of flags."""
-        sources = {
-            "--draft-model": self.draft_model is not None,
-            "--mtp on": self.mtp == "on",
-            "--speculative-config": self.speculative_config is not None,
-        }
-        if given := [flag for flag, is_given in sources.items() if is_given]:
-            raise ConfigError(f"--speculation off has no guesses: leave {' and '.join(given)} out")
 
 
 def _named(flag: str, what: str, texts: Sequence[str]) -> dict[str, Path]:

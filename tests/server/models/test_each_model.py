@@ -70,7 +70,7 @@ def test_a_model_is_no_folder_of_models(folder: Path) -> None:
         ({"models": ("a", "b"), "served_model_name": ("c",)}, "--served-model-name is about one model"),
         ({"models": ("a", "b"), "draft_model": "c"}, "--draft-model is about one"),
         ({"models": ("a", "b"), "speculative_config": MTP}, "--speculative-config is about one"),
-        ({"models": ("a", "b"), "nodes": 2}, "--nodes shares one model.*name one"),
+        ({"models": ("a", "b"), "nodes": 2}, "--nodes .* several models.*name one"),
         ({"models": ("a", "b"), "pin": ("c",)}, "--pin c.*these are a, b"),
         ({"models": ("a", "b"), "model": "c"}, "leave one of the two out"),
         ({"model": "a", "pin": ("a",)}, "--pin is for one of several"),

@@ -11,6 +11,7 @@ import math
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
+from penstock.goes_with import Feature, refused
 from penstock.memory.pages import PAGE, round_up
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.spec import ModelFootprint
@@ -60,7 +61,7 @@ class KVBlocks:
         #: The config says how many blocks, and layers get what is left.
         self.is_explicit = any(size is not None for size in sizes)
         #: Blocks that may lie in the host's memory beside a GPU.
-        self._num_in_ram = self._blocks_in_ram(footprint, has_gpu)
+        self._num_in_ram = self._blocks_in_ram()
         #: Blocks that are of any use, spilled ones included: one sequence's, or in RAM those of all. 0: none
         #: are spilled.
         self._useful = self._blocks(self._context) if config.spill_folder is not None else 0
@@ -73,7 +74,7 @@ class KVBlocks:
         self.least = self._blocks(config.max_model_len or min(self._context, USUAL_TOKENS))
         if self._useful and not self._num_in_ram and (trouble := self._trouble(footprint, has_gpu)):
             if config.kv_spill is not None or (self.is_explicit and self.wanted < self._useful):
-                raise ConfigError(f"--kv-spill: keys and values of this model can't lie on disk; {trouble}")
+                raise ConfigError(trouble)
             self._useful = 0  # the folder is there for another purpose, --kv-disk
 
     def num_bytes(self, num_blocks: int) -> int:
@@ -89,17 +90,12 @@ class KVBlocks:
         """Bytes of the host's memory that so many spilled blocks take: whole pages; 0 for blocks on disk."""
         return round_up(num_spilled * self.block_bytes) if self._num_in_ram else 0
 
-    def host_bytes(self, has_gpu: bool) -> int:
+    def host_bytes(self) -> int:
         """Bytes of the host's memory for blocks of a GPU: whole blocks, of whole pages. Raises ConfigError
-        without a GPU, or if there is no room for one."""
+        if there is no room for one."""
         asked, each = self._config.kv_host_bytes, round_up(self.block_bytes)
         if asked is None:
             return 0
-        if not has_gpu:
-            raise ConfigError(
-                "--kv-host-memory keeps what has no room in a GPU's memory, and layers are computed in the "
-                "host's memory here: give it to the KV cache (--kv-cache-memory)"
-            )
         if asked < each:
             raise ConfigError(f"--kv-host-memory {asked} has no room for one block of {each} bytes")
         return asked // each * each
@@ -139,22 +135,11 @@ class KVBlocks:
         beside_ram = (num_bytes - self._num_in_ram * self._slot_bytes) // self.block_bytes
         return max(1, beside_all, beside_ram if self._num_in_ram else 0)
 
-    def _blocks_in_ram(self, footprint: ModelFootprint, has_gpu: bool) -> int:
+    def _blocks_in_ram(self) -> int:
         """How many blocks --kv-spill-memory has room for; 0 where it is not given. Raises ConfigError."""
         asked = self._config.kv_spill_bytes
         if asked is None:
             return 0
-        if not has_gpu:
-            raise ConfigError(
-                "--kv-spill-memory is for keys and values that have no room in a GPU's memory, and layers "
-                "are computed in the host's memory here: give it to the KV cache (--kv-cache-memory), or let "
-                "what has no room lie on disk (--kv-spill)"
-            )
-        if footprint.no_spill:
-            raise ConfigError(
-                "--kv-spill-memory: keys and values of this model can't lie outside the GPU's memory; "
-                f"{footprint.no_spill}"
-            )
         if asked < self.block_bytes:
             raise ConfigError(
                 f"--kv-spill-memory {asked} has no room for one block of {self.block_bytes} bytes"
@@ -166,10 +151,11 @@ class KVBlocks:
 
     def _trouble(self, footprint: ModelFootprint, has_gpu: bool) -> str:
         """Why the model's blocks can't lie on disk; "": they can."""
-        if has_gpu:
-            return "beside a GPU they lie in RAM: pass --kv-spill-memory SIZE, or --device cpu"
+        kinds = footprint.features | {Feature.GPU if has_gpu else Feature.NO_GPU}
+        if trouble := refused({Feature.KV_SPILL, *kinds}):
+            return trouble[0]
         sizes = footprint.kv_part_bytes
-        if not footprint.no_spill and any(size * self._config.block_size % PAGE for size in sizes):
+        if any(size * self._config.block_size % PAGE for size in sizes):
             least = math.lcm(16, *(PAGE // math.gcd(PAGE, size) for size in sizes))
-            return f"a layer's block has to be whole pages of {PAGE} bytes: pass --block-size {least}"
-        return footprint.no_spill
+            return f"--kv-spill: a layer's block has to be pages of {PAGE} bytes: pass --block-size {least}"
+        return ""

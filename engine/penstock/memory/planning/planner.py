@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from penstock.config import EngineConfig
-from penstock.errors import ConfigError
+from penstock.goes_with import Feature, check_together
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, ram_share
 from penstock.memory.pages import round_up
@@ -54,12 +54,10 @@ def plan_memory(
 ) -> MemoryPlan:
     """Decide where everything lies. `activation_bytes` is what the largest step takes on the compute device,
     if this was measured; otherwise activations are estimated, as `workspace_factor` times what the native
-    kernels take. Raises CapacityError, which says the least budget that would work, and ConfigError for a
-    budget of a device that is not there."""
-    if config.device_memory_bytes is not None and not hardware.lane.has_own_memory:
-        raise ConfigError("there is no GPU here whose memory --device-memory could limit")
-    if config.adapter_bytes and hardware.lane.has_own_memory:
-        raise ConfigError("adapters (--lora) are computed on the processor only: pass --device cpu")
+    kernels take. Raises CapacityError, which says the least budget that would work, and ConfigError for
+    features that can't be used together, or with this model or machine."""
+    machine = Feature.GPU if hardware.lane.has_own_memory else Feature.NO_GPU
+    check_together(config.features | footprint.features | {machine})
     is_measured = activation_bytes is not None
     if activation_bytes is None:
         activation_bytes = int(workspace_factor * estimate_activations(footprint, config))
@@ -204,7 +202,7 @@ class _Planner:
         self.has_gpu = self.budgets.lane.has_own_memory
         self.layers = _Layers(footprint, config.num_resident_layers)
         self.kv = KVBlocks(footprint, config, self.budgets.computing, self.has_gpu)
-        self.kv_host_bytes = self.kv.host_bytes(self.has_gpu)
+        self.kv_host_bytes = self.kv.host_bytes()
         self.attends_in_ram = _attends_in_ram(footprint, hardware, config)
         self.embedding_bytes = round_up(footprint.embedding_bytes)
         shared = footprint.shared_head_bytes if self.has_gpu else 0

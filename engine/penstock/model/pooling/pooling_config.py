@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.config import EngineConfig
-from penstock.errors import ConfigError
+from penstock.goes_with import Feature, check_together
 from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.spec import ModelSpec
 
@@ -14,18 +14,11 @@ def pooling_config(config: EngineConfig, spec: ModelSpec, pooling: PoolingSpec) 
     """The settings without guesses of tokens, in which a step has room for the longest text where every token
     sees the whole text; keys and values are needed for one step alone then. Blocks that other texts computed
     serve only where nothing but the last token's row is wanted. Raises ConfigError."""
-    if given := config.guessing_fields:
-        raise ConfigError(
-            f"a model that makes vectors or scores guesses no tokens: leave {' and '.join(given)} out"
-        )
-    is_whole, config = spec.sees_prompt_both_ways, replace(config, speculation="off")
-    if is_whole or pooling.kind != "last":
-        if config.kv_disk is not None or config.kv_host_bytes is not None:
-            flag = "--kv-disk" if config.kv_disk is not None else "--kv-host-memory"
-            raise ConfigError(
-                "this model computes each text as a whole, so that kept keys and values serve no other text: "
-                f"leave {flag} out"
-            )
+    is_whole = spec.sees_prompt_both_ways
+    kinds = {Feature.POOLED, *([Feature.WHOLE_TEXTS] if is_whole or pooling.kind != "last" else [])}
+    check_together(config.features | kinds, spec.architecture)
+    config = replace(config, speculation="off")
+    if Feature.WHOLE_TEXTS in kinds:
         config = replace(config, enable_prefix_caching=False)
     if not is_whole:
         return config

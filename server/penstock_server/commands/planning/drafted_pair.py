@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
-from penstock.drafters.draft_model import check_spec
 from penstock.drafters.eagle3_plan import check_target, names_eagle3, read_eagle3
 from penstock.drafters.vocabularies import check_sizes, check_tokens
 from penstock.errors import CheckpointNotFound, ConfigError, UnsupportedModel
+from penstock.goes_with import Feature, check_together
 from penstock.model.known_shapes import SHAPES, find_shape
 from penstock.model.registry import read_spec
 from penstock.text.tokenizer import Tokenizer
@@ -34,8 +34,8 @@ def check_pair(folder: Path | None, shape: str | None, config: EngineConfig, off
         return
     own_folder = None if is_shape(name) else find_config(name, None, offline)
     own = read_spec(_told(own_folder, name))[1]
-    check_spec(own, "be a draft model")
-    check_spec(spec, "have a draft model")
+    check_together({Feature.DRAFTING, *own.features}, own.architecture)
+    check_together({Feature.DRAFT_MODEL, *spec.features}, spec.architecture)
     small, large = _tokenizer(own_folder), _tokenizer(folder)
     if small is not None and large is not None:
         check_tokens(small, large, min(own.vocab_size, spec.vocab_size))

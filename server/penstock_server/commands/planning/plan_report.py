@@ -31,7 +31,6 @@ from penstock_server.commands.planning.other_machine import OtherMachine
 from penstock_server.commands.planning.planned_draft import (
     PlannedDraft,
     assumed_beside,
-    check_kind,
     planned_draft,
     planned_head,
 )
@@ -65,7 +64,6 @@ def run_plan(
     folder = None if shape else find_config_folder(settings)
     size = footprint_at(folder, config) if folder else footprint_of(find_shape(shape or ""), config)
     config = pooled_config(folder, config) if folder else config
-    check_kind(size, config)
     check_context(config, size.max_position_embeddings)
     check_pair(folder, shape, config, settings.offline)
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())

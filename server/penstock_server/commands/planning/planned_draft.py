@@ -19,7 +19,6 @@ from penstock.drafters.planes_drafter import (
     NO_PLANES,
     check_upper_planes,
     guess_share,
-    no_plain_layers,
     pass_s,
 )
 from penstock.errors import CapacityError, ConfigError
@@ -47,12 +46,6 @@ from penstock_server.commands.planning.drafted_pair import is_shape
 from penstock_server.commands.planning.footprints import footprint_at, footprint_of
 from penstock_server.facade.needs import estimated_plan
 from penstock_server.settings.settings import Settings
-
-
-def check_kind(size: ModelFootprint, config: EngineConfig) -> None:
-    """Raises ConfigError for upper planes of a model for which they don't guess."""
-    if config.draft_with_planes and (size.experts.count or size.state_bytes or size.num_encoder_layers):
-        raise no_plain_layers("this model")
 
 
 def assumed_beside(
@@ -118,7 +111,7 @@ def _draft_on(settings: Settings, hardware: HardwareProfile, config: EngineConfi
     else:
         size = footprint_at(find_config(name, None, settings.offline), own)
     plan = estimated_plan(size, hardware, own)
-    check_plan(name, plan, size.num_encoder_layers > 0, size.state_bytes)
+    check_plan(name, plan)
     assumed = assumed_model(size.token_elements + size.head_elements, _level_s(plan, size, hardware, own))
     return PlannedDraft(plan, assumed)
 

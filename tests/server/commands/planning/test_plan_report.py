@@ -130,7 +130,7 @@ def test_guesses_that_no_server_would_make_are_not_planned(capsys: pytest.Captur
     """In the words of serve."""
     planes = ["--weights", "planes", "--speculative-config", '{"method": "planes"}']
     assert cli.main(["plan", "--shape", "qwen3-30b-a3b", *planes]) == 2
-    assert "upper planes can't guess" in capsys.readouterr().err
+    assert "can't be used with a model with experts yet: upper planes" in capsys.readouterr().err
     assert cli.main(["plan", "--shape", "tinyllama-1.1b", "--speculative-config", '{"method": "mtp"}']) == 2
     assert "has no guesses by multi-token prediction" in capsys.readouterr().err
 
@@ -153,10 +153,18 @@ def test_a_draft_model_that_can_not_serve(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("shape", "draft", "words"),
     [
-        ("solar-10.7b", "cpm-2", "can't be a draft model: it encodes its prompts"),
-        ("solar-10.7b", "lfm2-1.2b", "can't be a draft model: it has recurrent states"),
-        ("cpm-2", "tinyllama-1.1b", "can't have a draft model: it encodes its prompts"),
-        ("qwen3-next-80b-a3b", "qwen2.5-7b", "can't have a draft model: it has recurrent states"),
+        ("solar-10.7b", "cpm-2", "the part of a draft model can't be used with a model with an encoder"),
+        (
+            "solar-10.7b",
+            "lfm2-1.2b",
+            "a draft model can't be used with a model with recurrent states",
+        ),
+        ("cpm-2", "tinyllama-1.1b", "--draft-model can't be used with a model with an encoder"),
+        (
+            "qwen3-next-80b-a3b",
+            "qwen2.5-7b",
+            "draft-model can't be used with a model with recurrent",
+        ),
         ("solar-10.7b", "gpt-j-6b", "another vocabulary: 50400 tokens, and 32000 in the model"),
         ("qwen2.5-7b", "tinyllama-1.1b", "another vocabulary: 32000 tokens, and 152064 in the model"),
     ],
@@ -450,7 +458,7 @@ def test_wrong_usage_is_told_before_anything_is_measured(
 
 def test_what_can_not_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--shape", "solar-10.7b", "--device-memory", "6GiB"]) == 2
-    assert "no GPU" in capsys.readouterr().err
+    assert "without a GPU" in capsys.readouterr().err
     assert cli.main(["plan", "--shape", "solar-10.7b", "--host-memory", "1GiB"]) == 1
     assert "needs at least" in capsys.readouterr().err
     assert cli.main(["hardware", "/nowhere"]) == 2
