@@ -24,6 +24,7 @@ OUTSIDE = {
     "penstock.config",
     "penstock.goes_with",
     "penstock.kernel_tuning",
+    "penstock.metrics",
     "penstock.nodes_config",
 }
 #: Parts of an engine that only the facade may touch.

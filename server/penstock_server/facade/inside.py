@@ -6,6 +6,7 @@ which commands use.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -74,9 +75,13 @@ def weights_of(engine: Engine) -> WeightFacts:
 
 
 def snapshot_of(engine: Engine) -> EngineSnapshot:
-    now = {"time_s": time.monotonic(), "current_layer": engine.streamer.current_layer}
-    bodies = {"experts": _experts_body(engine), "nodes": _nodes(engine)}
-    stats = StatsBody(**told(StatsBody, engine.metrics, **bodies, **now))
+    stats = StatsBody(
+        **vars(copy.deepcopy(engine.metrics)),
+        time_s=time.monotonic(),
+        current_layer=engine.streamer.current_layer,
+        experts=_experts_body(engine),
+        nodes=_nodes(engine),
+    )
     config = engine.config
     return EngineSnapshot(stats, STEP_TOKENS, config.block_size, config.kv_dtype, engine.max_model_len)
 

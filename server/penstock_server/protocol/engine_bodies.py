@@ -1,13 +1,17 @@
 """The JSON of /v1/plan and /v1/engine/stats, and of the commands that print a plan or the hardware.
 
-The names here are part of the API: they stay when the engine renames its own attributes.
+The names here, and those of the fields of EngineMetrics, are part of the API.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from penstock.kernel_tuning import KernelTuning
+from penstock.metrics import EngineMetrics
 
 
 class Told(BaseModel):
@@ -193,39 +197,6 @@ class ServedPlanBody(PlanBody):
     nodes: tuple[NodeBody, ...]
 
 
-class LastStep(Told):
-    """The figures of the last step."""
-
-    duration_s: float
-    num_tokens: int
-    num_seqs: int
-    num_sampled: int
-    #: Bytes of weights that came to the compute device for the step.
-    streamed_bytes: int
-    #: Seconds for which the step waited for layers.
-    stall_s: float
-    #: The least seconds that the measured rates allow, and the predicted seconds; 0 if no rates are known.
-    floor_s: float
-    predicted_s: float
-    num_fast_forwarded: int
-    #: Guesses of next tokens, and those that were right.
-    num_drafts: int
-    num_right_drafts: int
-    #: Experts that layers asked for, and those that were there.
-    num_experts: int
-    num_expert_hits: int
-    #: Bytes of keys and values that came from the disk (--kv-spill) or, for a GPU, from the host's memory
-    #: (--kv-spill-memory), and that went there.
-    spilled_bytes: int
-
-
-class LinkTraffic(Told):
-    """The bytes that went over a link since the start, and the seconds for which the link was busy."""
-
-    num_bytes: int
-    busy_s: float
-
-
 class HotExpert(Told):
     """One of the experts that were used most."""
 
@@ -250,127 +221,18 @@ class ExpertsBody(Told):
     hot: list[HotExpert]
 
 
-class PreemptionsBody(Told):
-    """What became of preempted sequences since the start: those whose keys and values were moved, and those
-    whose tokens were computed again; the tokens that came back, the seconds that computing them would have
-    taken longer, and those for which blocks had to be written first."""
-
-    num_moved: int
-    num_recomputed: int
-    moved_tokens: int
-    saved_s: float
-    write_s: float
-
-
-class KVDiskReadsBody(Told):
-    """What came from a tier for sequences that waited: blocks, whole recurrent states, the tokens that were
-    not computed therefore, the seconds that it took, and those that computing would have taken longer (0:
-    unknown)."""
-
-    num_blocks: int
-    num_states: int
-    num_tokens: int
-    read_s: float
-    saved_s: float
-
-
-class KVDiskBody(Told):
-    """Keys and values on disk (--kv-disk), or on the host (--kv-host-memory): what lies there, and what
-    became of blocks since the start."""
-
-    limit_bytes: int
-    num_bytes: int
-    num_blocks: int
-    #: False: another process writes, and this one only reads.
-    is_writer: bool
-    written_blocks: int
-    written_bytes: int
-    #: Blocks that were taken for other tokens before they were written, that the disk could not take, and
-    #: that were not as they had been written.
-    missed_blocks: int
-    failed_writes: int
-    corrupt_blocks: int
-    read_bytes: int
-    reads: KVDiskReadsBody
-
-
-class KVEventsBody(Told):
-    """Batches of events for routers (--kv-events-config) since the start: those that were sent, their bytes,
-    and those that were lost since too many waited."""
-
-    sent_batches: int
-    sent_bytes: int
-    dropped_batches: int
-
-
-class KVSpillBody(Told):
-    """Keys and values of sequences that are longer than the KV cache (--kv-spill, or --kv-spill-memory on a
-    GPU): blocks that lie on disk, or on the host, and their bytes; what went there and came from there since
-    the start, and what the processor attended to there beside a GPU; and the seconds in which layers waited,
-    which are among a GPU's stalls."""
-
-    num_blocks: int
-    num_bytes: int
-    read_bytes: int
-    written_bytes: int
-    attended_bytes: int
-    wait_s: float
-
-
-class StatsBody(Told):
-    """The answer of /v1/engine/stats: totals since the start, and the present state."""
+@dataclass(kw_only=True)
+class StatsBody(EngineMetrics):
+    """The answer of /v1/engine/stats: the engine's figures, and what else is of this moment."""
 
     #: A clock. The rate of a total is its difference between two answers, divided by the clock's difference.
     time_s: float
     #: The layer that is being computed; null if none is.
     current_layer: int | None
-    num_steps: int
-    step_seconds: float
-    stall_seconds: float
-    floor_seconds: float
-    predicted_seconds: float
-    streamed_bytes: int
-    prompt_tokens: int
-    generated_tokens: int
-    fast_forwarded_tokens: int
-    #: Guesses of next tokens, those that were right, the chains of guesses, and the chains that were right
-    #: at each of the first places.
-    draft_tokens: int
-    accepted_tokens: int
-    draft_chains: int
-    accepted_by_place: list[int]
-    prefix_cache_queries: int
-    prefix_cache_hits: int
-    #: Experts that layers asked for, and those that were in memory already.
-    expert_queries: int
-    expert_hits: int
-    num_preemptions: int
-    preemptions: PreemptionsBody
-    num_running: int
-    num_waiting: int
-    kv_blocks_used: int
-    kv_blocks_total: int
-    num_resident_layers: int
-    num_streamed_layers: int
-    pinned_bytes: int
-    unpinned_bytes: int
-    last_step: LastStep | None
-    #: None for a model without experts.
+    #: null for a model without experts.
     experts: ExpertsBody | None
-    #: The traffic of each link, by the link's name.
-    links: dict[str, LinkTraffic]
-    #: None without --kv-disk.
-    kv_disk: KVDiskBody | None
-    #: None without --kv-host-memory, which is for a GPU.
-    kv_host: KVDiskBody | None
     #: All machines that compute layers, as they are now; empty where one computes all.
     nodes: tuple[NodeBody, ...]
-    #: None where all blocks of the KV cache are in memory.
-    kv_spill: KVSpillBody | None
-    #: None without events for routers.
-    kv_events: KVEventsBody | None
-    step_tokens: int
-    steps_by_tokens: list[int]
 
 
 class DiskBody(Told):
@@ -397,21 +259,12 @@ class DeviceBody(Told):
     launch_s: float
 
 
-class TuningBody(Told):
-    prefetch_bytes: int
-    prefetch_bytes_int4: int
-    few_rows: int
-    panel_inputs: int
-    lane_rows: int
-    read_threads: int
-
-
 class KernelsBody(Told):
     """The kernels of the processor."""
 
     #: None: they are not compiled ones.
     build: str | None
-    tuning: TuningBody | None
+    tuning: KernelTuning | None
     #: The share of the cores that other work took while the tuning was measured.
     others_share: float | None
 

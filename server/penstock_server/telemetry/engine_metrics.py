@@ -16,15 +16,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from penstock.metrics import Series, Traffic, series_of
 from penstock_server.facade.snapshot import EngineSnapshot
 from penstock_server.models.pooled_model import engine_of
 from penstock_server.models.served_models import ServedModels
 from penstock_server.protocol.engine_bodies import (
     ExpertsBody,
-    KVDiskBody,
-    KVEventsBody,
-    KVSpillBody,
-    LinkTraffic,
     NodeBody,
     StatsBody,
 )
@@ -100,13 +97,9 @@ class _EngineSeries:
         snapshot = self._snapshot
         now = snapshot.stats
         used = now.kv_blocks_used / now.kv_blocks_total if now.kv_blocks_total else 0.0
-        yield self._gauge("vllm:num_requests_running", "Sequences in the batch", now.num_running)
-        yield self._gauge("vllm:num_requests_waiting", "Sequences waiting", now.num_waiting)
+        for series, value in series_of(now):
+            yield self._metric(series, value)
         yield self._gauge("vllm:kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", used)
-        yield self._gauge("penstock:resident_layers", "Layers kept in memory", now.num_resident_layers)
-        yield self._gauge("penstock:streamed_layers", "Layers read in each step", now.num_streamed_layers)
-        yield self._gauge("penstock:pinned_bytes", "Memory pinned to feed a GPU", now.pinned_bytes)
-        yield self._gauge("penstock:unpinned_bytes", "Memory that could not be pinned", now.unpinned_bytes)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         yield self._gauge("penstock:peak_rss_bytes", "Most memory this process ever had resident", peak)
         if now.step_seconds and now.floor_seconds:
@@ -118,17 +111,9 @@ class _EngineSeries:
             yield from self._experts(now, now.experts)
         yield self._hits_by_tier(now)
         yield self._preemptions(now)
-        for tier, place, kept in (("disk", "on disk", now.kv_disk), ("host", "on the host", now.kv_host)):
-            if kept is not None:
-                yield from self._kv_tier(f"penstock:kv_{tier}", place, kept)
         if now.nodes:
             yield from self._nodes(now.nodes)
-        if now.kv_spill is not None:
-            yield from self._kv_spill(now.kv_spill)
-        if now.kv_events is not None:
-            yield from self._kv_events(now.kv_events)
         yield self._waiting_by_reason(now)
-        yield from self._totals(now)
         yield self._accepted_by_place(now)
         yield self._tokens_per_step(snapshot)
         yield self._cache_config(snapshot)
@@ -148,67 +133,6 @@ class _EngineSeries:
             busy.add_metric(names, node.busy_s)
             losses.add_metric(names, node.num_losses)
         return ready, steps, busy, losses
-
-    def _totals(self, now: StatsBody) -> Iterable[Metric]:
-        for name, text, value in (
-            (
-                "vllm:prompt_tokens",
-                "Prompt tokens, including those that were found in the cache",
-                now.prompt_tokens,
-            ),
-            ("vllm:generation_tokens", "Tokens generated", now.generated_tokens),
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache", now.prefix_cache_queries),
-            ("vllm:prefix_cache_hits", "Prompt tokens found in the cache", now.prefix_cache_hits),
-            ("vllm:prompt_tokens_cached", "Prompt tokens not computed again", now.prefix_cache_hits),
-            (
-                "penstock:fast_forwarded_tokens",
-                "Generated tokens that a grammar forced, without a step of their own",
-                now.fast_forwarded_tokens,
-            ),
-            ("vllm:spec_decode_num_drafts", "Trees of guessed tokens", now.draft_chains),
-            ("vllm:spec_decode_num_draft_tokens", "Guessed tokens", now.draft_tokens),
-            (
-                "vllm:spec_decode_num_accepted_tokens",
-                "Guessed tokens that were right",
-                now.accepted_tokens,
-            ),
-            ("penstock:expert_queries", "Experts that layers asked for", now.expert_queries),
-            ("penstock:expert_hits", "Experts that were in memory when asked for", now.expert_hits),
-            ("vllm:num_preemptions", "Sequences preempted", now.num_preemptions),
-            (
-                "penstock:preemption_moved_tokens",
-                "Tokens of preempted sequences that came back",
-                now.preemptions.moved_tokens,
-            ),
-            (
-                "penstock:preemption_saved_seconds",
-                "Seconds that computing them would have taken longer",
-                now.preemptions.saved_s,
-            ),
-            (
-                "penstock:preemption_write_seconds",
-                "Seconds in which blocks waited for their writing",
-                now.preemptions.write_s,
-            ),
-            ("penstock:steps", "Sweeps of the weights", now.num_steps),
-            ("penstock:step_seconds", "Seconds in steps", now.step_seconds),
-            ("penstock:stall_seconds", "Seconds waiting for layers", now.stall_seconds),
-            (
-                "penstock:floor_seconds",
-                "Least seconds that steps could take, by measured rates",
-                now.floor_seconds,
-            ),
-            ("penstock:predicted_seconds", "Seconds that the plan expected", now.predicted_seconds),
-            (
-                "penstock:streamed_bytes",
-                "Bytes of weights read because a step needed them",
-                now.streamed_bytes,
-            ),
-        ):
-            labels = self._labels(name)
-            counter = CounterMetricFamily(name, text, labels=[*labels])
-            counter.add_metric([*labels.values()], value)
-            yield counter
 
     def _accepted_by_place(self, now: StatsBody) -> Metric:
         labels = self._labels("vllm:")
@@ -271,59 +195,6 @@ class _EngineSeries:
             counter.add_metric([*labels.values(), kind], count)
         return counter
 
-    def _kv_tier(self, prefix: str, place: str, kept: KVDiskBody) -> Iterable[Metric]:
-        """What lies in a tier beyond the KV cache, what went there and came from there, and what was lost."""
-        yield self._gauge(f"{prefix}_bytes", f"Keys and values of this model {place}", kept.num_bytes)
-        yield self._gauge(f"{prefix}_limit_bytes", f"The most that may lie {place}", kept.limit_bytes)
-        for name, text, value in (
-            ("read_bytes", "Keys and values that came from there", kept.read_bytes),
-            ("written_bytes", "Keys and values that went there", kept.written_bytes),
-            ("read_states", "Recurrent states that came from there", kept.reads.num_states),
-            ("read_seconds", "Seconds in which sequences waited for them", kept.reads.read_s),
-            ("saved_seconds", "Seconds that computing would have taken longer", kept.reads.saved_s),
-            ("missed_blocks", "Blocks overwritten before they were there", kept.missed_blocks),
-            ("failed_writes", "Blocks that were not taken", kept.failed_writes),
-            ("damaged_blocks", "Blocks that were not whole", kept.corrupt_blocks),
-        ):
-            labels = self._labels("penstock:")
-            counter = CounterMetricFamily(f"{prefix}_{name}", text, labels=[*labels])
-            counter.add_metric([*labels.values()], value)
-            yield counter
-
-    def _kv_events(self, events: KVEventsBody) -> Iterable[Metric]:
-        """What routers were told of the prefix cache."""
-        for name, text, value in (
-            ("sent_batches", "Batches of events sent to routers", events.sent_batches),
-            ("sent_bytes", "Bytes of these batches", events.sent_bytes),
-            ("dropped_batches", "Batches of events lost since too many waited", events.dropped_batches),
-        ):
-            labels = self._labels("penstock:")
-            counter = CounterMetricFamily(f"penstock:kv_events_{name}", text, labels=[*labels])
-            counter.add_metric([*labels.values()], value)
-            yield counter
-
-    def _kv_spill(self, spill: KVSpillBody) -> Iterable[Metric]:
-        """What lies on disk while its sequence runs, and what steps read and wrote of it."""
-        yield self._gauge("penstock:kv_spill_bytes", "Keys and values beyond the memory", spill.num_bytes)
-        for name, text, value in (
-            ("read_bytes", "Keys and values that steps read from disk, or copied to a GPU", spill.read_bytes),
-            (
-                "written_bytes",
-                "Keys and values that steps wrote to disk, or copied back",
-                spill.written_bytes,
-            ),
-            (
-                "attended_bytes",
-                "Keys and values on the host to which the processor attended beside a GPU",
-                spill.attended_bytes,
-            ),
-            ("wait_seconds", "Seconds in which layers waited for keys and values", spill.wait_s),
-        ):
-            labels = self._labels("penstock:")
-            counter = CounterMetricFamily(f"penstock:kv_spill_{name}", text, labels=[*labels])
-            counter.add_metric([*labels.values()], value)
-            yield counter
-
     def _waiting_by_reason(self, now: StatsBody) -> Metric:
         """Waiting sequences by vLLM's reasons. "deferred" sequences wait for a LoRA adapter or a transfer at
         vLLM; here all sequences wait for room ("capacity")."""
@@ -360,7 +231,7 @@ class _EngineSeries:
         info.add_metric([*labels.values()], facts)
         return info
 
-    def _links(self, links: dict[str, LinkTraffic]) -> Iterable[Metric]:
+    def _links(self, links: dict[str, Traffic]) -> Iterable[Metric]:
         """The traffic of each link. A link's rate is bytes / busy seconds."""
         labels = ["model_name", "link"]
         moved = CounterMetricFamily("penstock:link_bytes", "Bytes of weights over a link", labels=labels)
@@ -371,10 +242,14 @@ class _EngineSeries:
         return moved, busy
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
-        labels = self._labels(name)
-        gauge = GaugeMetricFamily(name, text, labels=[*labels])
-        gauge.add_metric([*labels.values()], value)
-        return gauge
+        return self._metric(Series(name, text, False), value)
+
+    def _metric(self, series: Series, value: float) -> Metric:
+        labels = self._labels(series.name)
+        kind = CounterMetricFamily if series.is_total else GaugeMetricFamily
+        metric = kind(series.name, series.help, labels=[*labels])
+        metric.add_metric([*labels.values()], value)
+        return metric
 
     def _labels(self, name: str) -> dict[str, str]:
         is_vllms = name.startswith("vllm:")

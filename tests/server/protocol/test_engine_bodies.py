@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import penstock_server
 from fakes import FakeAsyncEngine, FakeModel
 from penstock.config import EngineConfig
 from penstock.generation.drafting.expectation import assumed_model
@@ -24,7 +27,7 @@ from penstock.nodes.member import NodeStatus
 from penstock_server.commands.planning.footprints import footprint_of
 from penstock_server.commands.planning.plan_report import as_data, predictions
 from penstock_server.facade.plan_table import served_plan_lines
-from penstock_server.protocol.engine_bodies import ServedPlanBody
+from penstock_server.protocol.engine_bodies import ServedPlanBody, StatsBody
 
 from ..conftest import MakeClient
 
@@ -89,8 +92,6 @@ STEP = [
     "processor_share",
 ]
 STATS = [
-    "time_s",
-    "current_layer",
     "num_steps",
     "step_seconds",
     "stall_seconds",
@@ -109,11 +110,6 @@ STATS = [
     "expert_queries",
     "expert_hits",
     "num_preemptions",
-    "preemptions.num_moved",
-    "preemptions.num_recomputed",
-    "preemptions.moved_tokens",
-    "preemptions.saved_s",
-    "preemptions.write_s",
     "num_running",
     "num_waiting",
     "kv_blocks_used",
@@ -136,16 +132,23 @@ STATS = [
     "last_step.num_experts",
     "last_step.num_expert_hits",
     "last_step.spilled_bytes",
-    "experts",
     "links.disk.num_bytes",
     "links.disk.busy_s",
+    "preemptions.num_moved",
+    "preemptions.num_recomputed",
+    "preemptions.moved_tokens",
+    "preemptions.saved_s",
+    "preemptions.write_s",
     "kv_disk",
     "kv_host",
-    "nodes",
     "kv_spill",
     "kv_events",
     "step_tokens",
     "steps_by_tokens",
+    "time_s",
+    "current_layer",
+    "experts",
+    "nodes",
 ]
 HARDWARE = [
     "num_cores",
@@ -276,6 +279,17 @@ def test_the_totals_and_the_last_step(make_client: MakeClient, model: FakeModel)
     assert (told["current_layer"], told["num_steps"], told["step_tokens"]) == (3, 1, 3)
     assert [*told["last_step"].values()] == [0.5, 3, 2, 1, 7, 0.25, 0.125, 0.375, 1, 9, 5, 0, 0, 0]
     assert told["links"] == {"disk": {"num_bytes": 5, "busy_s": 0.5}}
+
+
+def test_the_page_reads_figures_that_there_are() -> None:
+    """A figure has one name: the page's `stats.num_steps` is the field num_steps."""
+    page = " ".join(path.read_text() for path in (Path(penstock_server.__file__).parent / "ui").glob("*.js"))
+    for name, told in (
+        ("stats", {each.name for each in fields(StatsBody)}),
+        ("plan", {*ServedPlanBody.model_fields}),
+    ):
+        read = set(re.findall(rf"\b{name}\.([a-z]\w*)", page))
+        assert len(read) > 10 and read <= told, read - told
 
 
 def test_an_engine_that_did_nothing_yet(make_client: MakeClient) -> None:
