@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from penstock.errors import ConfigError
@@ -11,21 +11,6 @@ from penstock.goes_with import Feature, check_together
 from penstock_server.facade.model_folders import models_in
 from penstock_server.settings.settings import Settings
 from penstock_server.settings.speculative_config import SpeculativeConfig
-
-#: Settings that say something of one model.
-_OF_ONE = (
-    "served_model_name",
-    "soft_prompt",
-    "draft_model",
-    "speculative_config",
-    "kv_events_config",
-    "convert_to",
-    "revision",
-    "lora",
-    "lora_memory",
-    "allow_runtime_lora_updating",
-    "score_tokens",
-)
 
 
 def each_model(settings: Settings) -> tuple[Settings, ...]:
@@ -56,10 +41,11 @@ def _models(settings: Settings) -> Iterator[Settings]:
 def _check(settings: Settings, names: list[str]) -> None:
     if settings.nodes > 1:
         check_together({Feature.NODES, Feature.SEVERAL_MODELS})
-    for setting in _OF_ONE:
-        value = getattr(settings, setting)
-        if value and not (isinstance(value, SpeculativeConfig) and not value.is_of_one_model):
-            flag = "--" + setting.replace("_", "-")
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        is_of_one = "one model" in field.metadata["tags"]
+        if value and is_of_one and not (isinstance(value, SpeculativeConfig) and not value.is_of_one_model):
+            flag = "--" + field.name.replace("_", "-")
             raise ConfigError(f"{flag} is about one model, and these are {len(names)}: leave it out")
     for name in names:
         if names.count(name) > 1:

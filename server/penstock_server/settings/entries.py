@@ -15,6 +15,9 @@ from penstock_server.settings.values import parse_bool, parse_int
 _PARSERS: dict[Any, Callable[[str], Any]] = {bool: parse_bool, int: parse_int}
 
 
+Tag = Literal["worker", "nodes", "one model"]
+
+
 @dataclass(frozen=True)
 class Group:
     """Settings under one heading of --help, and the commands that honour them. Other commands don't have
@@ -54,6 +57,7 @@ def setting(
     aliases: Sequence[str] = (),
     secret: bool = False,
     engine_field: str | Callable[[Any], str] | None = None,
+    tags: Sequence[Tag] = (),
 ) -> Any:
     """A field of Settings.
 
@@ -61,6 +65,8 @@ def setting(
     parse: reads the text of a flag or variable; raises ValueError for an invalid text.
     engine_field: the field of EngineConfig that gets the value, or a function from the value to that field;
         None: the setting is not the engine's.
+    tags: "worker": also a flag of `worker`, for its own machine. "nodes": means something only where several
+        machines share a model. "one model": says something of one model, and is refused for several.
     """
     metadata = {
         "group": group,
@@ -71,6 +77,7 @@ def setting(
         "metavar": None if choices else metavar,  # choices are shown as {a,b}
         "aliases": aliases,
         "engine_field": engine_field,
+        "tags": tags,
     }
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
@@ -84,6 +91,7 @@ def engine_setting(
     tell_field: Callable[[Any], str] | None = None,
     commands: Sequence[str] | None = None,
     metavar: str = "N",
+    tags: Sequence[Tag] = (),
 ) -> Any:
     """A field of Settings for a field of EngineConfig, with that field's default and type.
 
@@ -101,4 +109,5 @@ def engine_setting(
         choices=choices,
         metavar=metavar,
         engine_field=tell_field or engine_field,
+        tags=tags,
     )

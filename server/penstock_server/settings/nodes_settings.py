@@ -11,15 +11,6 @@ from penstock.nodes_config import DEFAULT_PORT, NodesConfig
 from penstock_server.settings.entries import setting
 from penstock_server.settings.values import parse_int, parse_seconds
 
-#: Settings of other groups that a worker honours, for its own machine.
-OF_WORKERS = frozenset({
-    "model", "offline", "config", "allow_pickle", "cache_dir", "device", "host_memory", "device_memory",
-    "resident_layers", "threads", "kernels", "kernel_tuning", "log_level", "log_format",
-})  # fmt: skip
-#: Settings that mean something only where there are several machines.
-_OF_LEADERS = frozenset({
-    "nodes_listen", "nodes_timeout", "nodes_return_limit", "nodes_ssl_certfile", "nodes_ssl_keyfile",
-})  # fmt: skip
 _BOTH = ("serve", "worker")
 
 
@@ -56,6 +47,7 @@ class NodesSettings:
         f"0.0.0.0:{DEFAULT_PORT}",
         commands=("serve",),
         metavar="HOST:PORT",
+        tags=("nodes",),
     )
     nodes_secret: str = setting(
         "nodes",
@@ -72,6 +64,7 @@ class NodesSettings:
         10.0,
         parse=parse_seconds,
         metavar="SECONDS",
+        tags=("nodes",),
     )
     nodes_return_limit: float = setting(
         "nodes",
@@ -81,6 +74,7 @@ class NodesSettings:
         commands=("serve",),
         parse=parse_seconds,
         metavar="SECONDS",
+        tags=("nodes",),
     )
     nodes_ssl_certfile: Path | None = setting(
         "nodes",
@@ -88,6 +82,7 @@ class NodesSettings:
         commands=("serve",),
         parse=Path,
         metavar="FILE",
+        tags=("nodes",),
     )
     nodes_ssl_keyfile: Path | None = setting(
         "nodes",
@@ -95,6 +90,7 @@ class NodesSettings:
         commands=("serve",),
         parse=Path,
         metavar="FILE",
+        tags=("nodes",),
     )
     nodes_ssl_ca: Path | None = setting(
         "nodes",
@@ -137,7 +133,7 @@ class NodesSettings:
         given = [
             f"--{each.name.replace('_', '-')}"
             for each in fields(NodesSettings)
-            if each.name in _OF_LEADERS and getattr(self, each.name) != each.default
+            if "nodes" in each.metadata["tags"] and getattr(self, each.name) != each.default
         ]
         if given:
             raise ConfigError(

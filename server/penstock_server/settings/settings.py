@@ -76,6 +76,7 @@ class Settings(NodesSettings):
         "a folder, a .gguf file, a repository on the Hugging Face hub, 'demo' or 'demo-moe'",
         "",
         metavar="MODEL",
+        tags=("worker",),
     )
     models: tuple[str, ...] = setting(
         "model",
@@ -103,9 +104,15 @@ class Settings(NodesSettings):
         parse=parse_keep_alive,
         metavar="DURATION",
     )
-    revision: str | None = setting("model", "branch, tag or commit on the hub", metavar="NAME")
+    revision: str | None = setting(
+        "model", "branch, tag or commit on the hub", metavar="NAME", tags=("one model",)
+    )
     offline: bool = setting(
-        "model", "never ask the hub; use files that were downloaded before", False, parse=parse_bool
+        "model",
+        "never ask the hub; use files that were downloaded before",
+        False,
+        parse=parse_bool,
+        tags=("worker",),
     )
 
     config: Path | None = setting(
@@ -114,6 +121,7 @@ class Settings(NodesSettings):
         commands=(*READING, "plan", "hardware"),
         parse=Path,
         metavar="FILE",
+        tags=("worker",),
     )
     ignore_unexpected_tensors: bool = engine_setting(
         "ignore_unexpected_tensors",
@@ -127,6 +135,7 @@ class Settings(NodesSettings):
         "the tensors, and nothing of a pickle is ever run",
         commands=READING,
         group="model",
+        tags=("worker",),
     )
     guess_tokenizer: bool = engine_setting(
         "guess_tokenizer",
@@ -142,6 +151,7 @@ class Settings(NodesSettings):
         commands=(*GENERATING, "eval"),
         parse=Path,
         metavar="FOLDER",
+        tags=("one model",),
     )
     cache_dir: Path = setting(
         "model",
@@ -152,6 +162,7 @@ class Settings(NodesSettings):
         commands=(*MEASURING, "doctor", "pull", "list", "rm"),
         parse=Path,
         metavar="FOLDER",
+        tags=("worker",),
     )
 
     max_model_len: int | None = engine_setting(
@@ -183,6 +194,7 @@ class Settings(NodesSettings):
         commands=(*MEASURING, "doctor"),
         parse=parse_device,
         metavar="DEVICE",
+        tags=("worker",),
     )
     share_products: ShareMode = engine_setting(
         "share_products",
@@ -196,12 +208,14 @@ class Settings(NodesSettings):
         "each step; default: the free memory, less a tenth",
         parse=parse_bytes,
         metavar="SIZE",
+        tags=("worker",),
     )
     device_memory: int | None = engine_setting(
         "device_memory_bytes",
         "GPU memory that the engine may take; default: the free memory",
         parse=parse_bytes,
         metavar="SIZE",
+        tags=("worker",),
     )
     strict_plan: bool = engine_setting(
         "strict_plan", "refuse to start, instead of warning, if the memory plan can't be kept"
@@ -251,6 +265,7 @@ class Settings(NodesSettings):
         commands=("serve",),
         parse=parse_kv_events,
         metavar="JSON",
+        tags=("one model",),
     )
     kv_spill: str | None = engine_setting(
         "kv_spill",
@@ -282,6 +297,7 @@ class Settings(NodesSettings):
         "num_resident_layers",
         "layers that stay in memory, the others are read in each step; default: as many as fit, and half of "
         "the demo model's, so that it shows how layers are streamed",
+        tags=("worker",),
     )
     activations: Activations = engine_setting(
         "activations",
@@ -328,6 +344,7 @@ class Settings(NodesSettings):
         commands=("serve", "batch", "plan"),
         parse=parse_pair,
         metavar="NO,YES",
+        tags=("one model",),
     )
     speculation: SpeculationMode = engine_setting(
         "speculation",
@@ -340,6 +357,7 @@ class Settings(NodesSettings):
         "a small model of the same vocabulary (a folder, a .gguf file or a hub repository), or an EAGLE-3 "
         "head that was trained for the model, that stays in memory and guesses the next tokens",
         metavar="MODEL",
+        tags=("one model",),
     )
     draft_device: DraftDevice = engine_setting(
         "draft_device",
@@ -363,11 +381,17 @@ class Settings(NodesSettings):
         "and prompt_lookup_max are tokens that have to be the same, and that are compared",
         parse=SpeculativeConfig.parse,
         metavar="JSON",
+        tags=("one model",),
     )
     threads: int | None = engine_setting(
-        "num_threads", "threads for arithmetic; default: the physical cores", commands=MEASURING
+        "num_threads",
+        "threads for arithmetic; default: the physical cores",
+        commands=MEASURING,
+        tags=("worker",),
     )
-    kernels: KernelChoice = engine_setting("kernels", "which kernels compute", commands=MEASURING)
+    kernels: KernelChoice = engine_setting(
+        "kernels", "which kernels compute", commands=MEASURING, tags=("worker",)
+    )
     kernel_tuning: KernelTuning | None = engine_setting(
         "kernel_tuning",
         "parameters of the compiled kernels for the processor, such as few_rows=8,prefetch_bytes=1024, or "
@@ -375,6 +399,7 @@ class Settings(NodesSettings):
         commands=MEASURING,
         parse=parse_tuning,
         metavar="TEXT",
+        tags=("worker",),
     )
 
     host: str = setting(
@@ -397,6 +422,7 @@ class Settings(NodesSettings):
         parse=parse_list,
         metavar="NAME",
         aliases=("--model-name",),
+        tags=("one model",),
     )
     soft_prompt: tuple[str, ...] = setting(
         "server",
@@ -407,6 +433,7 @@ class Settings(NodesSettings):
         commands=("serve", "batch"),
         parse=parse_list,
         metavar="NAME=FILE",
+        tags=("one model",),
     )
     lora: tuple[str, ...] = setting(
         "server",
@@ -416,6 +443,7 @@ class Settings(NodesSettings):
         commands=("serve", "batch", "plan"),
         parse=parse_list,
         metavar="NAME=FOLDER",
+        tags=("one model",),
     )
     lora_memory: int | None = engine_setting(
         "adapter_bytes",
@@ -424,6 +452,7 @@ class Settings(NodesSettings):
         parse=parse_bytes,
         commands=("serve", "batch", "plan"),
         metavar="SIZE",
+        tags=("one model",),
     )
     allow_runtime_lora_updating: bool = setting(
         "server",
@@ -431,6 +460,7 @@ class Settings(NodesSettings):
         "/v1/unload_lora_adapter), within --lora-memory",
         False,
         parse=parse_bool,
+        tags=("one model",),
     )
     api_key: tuple[str, ...] = setting(
         "security",
@@ -606,12 +636,14 @@ class Settings(NodesSettings):
         "least severe messages to log",
         "info",
         choices=("debug", "info", "warning", "error"),
+        tags=("worker",),
     )
     log_format: str = setting(
         "logging",
         "text: lines for people; json: an object per line, for programs",
         "text",
         choices=("text", "json"),
+        tags=("worker",),
     )
     otlp_traces_endpoint: str | None = setting(
         "logging",

@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock_server.settings.entries import GROUPS
-from penstock_server.settings.nodes_settings import OF_WORKERS, lws_values
+from penstock_server.settings.nodes_settings import lws_values
 from penstock_server.settings.settings import Settings
 from penstock_server.settings.values import (
     parse_bool,
@@ -52,8 +52,8 @@ def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
     for name, group in GROUPS.items():
         section = parser.add_argument_group(group.heading)  # an empty one is not shown
         for field in dataclasses.fields(Settings):
-            is_of_worker = command == "worker" and field.name in OF_WORKERS
-            if field.metadata["group"] == name and (is_of_worker or command in field.metadata["commands"]):
+            info = field.metadata
+            if info["group"] == name and (command in info["commands"] or command in info["tags"]):
                 _add_flag(section, field, command)
 
 
