@@ -41,7 +41,7 @@ def exact_numbers(schema: Any, place: str = "") -> Any:
     if not isinstance(schema, dict):
         return schema
     result: Schema = {}
-    for key, value in schema.items():
+    for key, value in _with_exclusive_numbers(schema).items():
         there = f"{place}.{key}" if place else str(key)
         if key in _NOTES:
             result[key] = _readable(value)
@@ -55,6 +55,17 @@ def exact_numbers(schema: Any, place: str = "") -> Any:
         else:
             result[key] = exact_numbers(value, there)
     return _without_whole(result)
+
+
+def _with_exclusive_numbers(schema: Schema) -> Schema:
+    """The schema with numbers for the true and false that older schemas (draft 4, OpenAPI 3.0) have beside a
+    bound to say whether it is exclusive."""
+    for bound, key in (_LOWER, _UPPER):
+        if isinstance(is_exclusive := schema.get(key), bool):
+            schema = {name: item for name, item in schema.items() if name != key}
+            if is_exclusive and bound in schema:
+                schema[key] = schema.pop(bound)
+    return schema
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
@@ -71,7 +82,7 @@ def _keyword(key: str, value: int | float, place: str) -> Schema:
         return {"maximum": _MOST}
     if key in _LOWER or key in _UPPER:
         _check(value, place)
-        if key.startswith("exclusive") and abs(value) > _MAX_INTEGER:
+        if key.startswith("exclusive") and abs(value) >= _MAX_INTEGER:
             raise _unenforceable(value, place)
     if key in _LOWER and value > _MOST or key in _UPPER and value < _LEAST or not math.isfinite(value):
         raise _unenforceable(value, place)
