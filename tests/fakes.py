@@ -7,6 +7,7 @@ is waited for, an exception is raised. Nothing here depends on time.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import replace
@@ -43,6 +44,28 @@ VOCAB_SIZE = 257
 
 class Event(Protocol):
     def wait(self) -> Awaitable[Any]: ...
+
+
+class Gate:
+    """An event that another thread than the loop's may set."""
+
+    def __init__(self) -> None:
+        self._lock, self._is_set = threading.Lock(), False
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    def set(self) -> None:
+        with self._lock:
+            self._is_set = True
+        for loop, event in self._waiting:
+            loop.call_soon_threadsafe(event.set)
+
+    async def wait(self) -> None:
+        event = asyncio.Event()
+        with self._lock:
+            if self._is_set:
+                return
+            self._waiting.append((asyncio.get_running_loop(), event))
+        await event.wait()
 
 
 Script = Sequence[str | Event | BaseException]

@@ -3,7 +3,6 @@ Over a fake engine, which does what a test tells it when it tells it: everything
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeAsyncEngine
+from fakes import FakeAsyncEngine, Gate
 from penstock.errors import QueueFull, StepFailed
 
 from .browser import OpenPage, answer, expect, say, serving, wait_until_done
@@ -73,7 +72,7 @@ def test_nothing_is_wider_than_the_window(server: ServerProcess, open_page: Open
 
 
 def test_stopping_keeps_what_came_and_frees_the_sequence(open_page: OpenPage) -> None:
-    engine = FakeAsyncEngine(lambda prompt, params: ["Half of ", "it", asyncio.Event()])
+    engine = FakeAsyncEngine(lambda prompt, params: ["Half of ", "it", Gate()])
     with serving(engine) as url:
         page = open_page(url)
         say(page, "Hello")
@@ -149,7 +148,7 @@ def test_an_error_within_a_stream_is_shown_and_can_be_tried_again(open_page: Ope
 
 
 def test_a_server_that_is_gone_is_said_to_be(open_page: OpenPage) -> None:
-    engine = FakeAsyncEngine(lambda prompt, params: ["Hel", asyncio.Event()])
+    engine = FakeAsyncEngine(lambda prompt, params: ["Hel", Gate()])
     with serving(engine) as url:
         page = open_page(url)
         say(page, "Hello")
@@ -389,7 +388,7 @@ def test_colours_follow_the_system_or_the_reader(open_page: OpenPage) -> None:
 
 
 def test_with_less_motion_nothing_moves_by_itself(open_page: OpenPage) -> None:
-    engine = FakeAsyncEngine(lambda prompt, params: ["Hel", asyncio.Event()])
+    engine = FakeAsyncEngine(lambda prompt, params: ["Hel", Gate()])
     with serving(engine) as url:
         page = open_page(url, reduced_motion="reduce")
         say(page, "Hello")
@@ -399,7 +398,7 @@ def test_with_less_motion_nothing_moves_by_itself(open_page: OpenPage) -> None:
 
 def test_nothing_leads_away_from_an_answer_that_is_written(open_page: OpenPage) -> None:
     """Asking again, editing or another branch would move the page to where the answer does not grow."""
-    end = asyncio.Event()
+    end = Gate()
     scripts = [["Second", end, " part"], ["Again"], ["First"]]
     with serving(FakeAsyncEngine(lambda prompt, params: scripts.pop())) as url:
         page = open_page(url)
@@ -419,7 +418,7 @@ def test_nothing_leads_away_from_an_answer_that_is_written(open_page: OpenPage) 
 
 
 def test_the_focus_is_not_lost_with_a_button(open_page: OpenPage) -> None:
-    end = asyncio.Event()
+    end = Gate()
     with serving(FakeAsyncEngine(lambda prompt, params: ["Hel", end, "lo"])) as url:
         page = open_page(url)
         page.get_by_label("Message", exact=True).fill("Hello")
@@ -471,7 +470,7 @@ def test_keys_of_an_input_method_are_its_own(open_page: OpenPage, event: str) ->
     def press(place: Any, key: str) -> None:
         place.evaluate(f"(place, key) => place.dispatchEvent({event})", key)
 
-    end = asyncio.Event()
+    end = Gate()
     with serving(FakeAsyncEngine(lambda prompt, params: ["Half", end])) as url:
         page = open_page(url)
         prompt = page.get_by_label("Message", exact=True)
@@ -512,7 +511,7 @@ def test_keys_of_an_input_method_are_its_own(open_page: OpenPage, event: str) ->
 
 
 def test_escape_closes_the_settings(open_page: OpenPage) -> None:
-    end = asyncio.Event()
+    end = Gate()
     with serving(FakeAsyncEngine(lambda prompt, params: ["Half ", end, "whole"])) as url:
         page = open_page(url)
         settings, toggle = page.get_by_role("complementary"), page.get_by_role("button", name="Settings")

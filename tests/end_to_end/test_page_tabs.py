@@ -3,12 +3,11 @@ missing."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from typing import Any
 
-from fakes import FakeAsyncEngine
+from fakes import FakeAsyncEngine, Gate
 
 from .browser import OpenPage, Page, answer, expect, say, serving, wait_until_done
 
@@ -61,7 +60,7 @@ def test_two_tabs_in_one_conversation_lose_nothing(open_page: OpenPage) -> None:
 
 
 def test_two_answers_at_the_same_time_are_two_branches(open_page: OpenPage) -> None:
-    ends = {"one": asyncio.Event(), "two": asyncio.Event()}
+    ends = {"one": Gate(), "two": Gate()}
 
     def script(prompt: list[int], params: Any) -> list[Any]:
         text = bytes(prompt).decode()
@@ -104,7 +103,7 @@ def test_two_answers_at_the_same_time_are_two_branches(open_page: OpenPage) -> N
 
 
 def test_what_is_deleted_in_one_tab_stays_deleted(open_page: OpenPage) -> None:
-    end = asyncio.Event()
+    end = Gate()
     scripts: list[list[Any]] = [["Half ", end, "whole"], ["First"]]
     engine = FakeAsyncEngine(lambda prompt, params: scripts.pop())
     with serving(engine) as url:
@@ -239,7 +238,7 @@ def test_without_any_storage_the_page_works_and_says_so(open_page: OpenPage) -> 
 
 
 def test_an_answer_under_way_is_kept_when_the_page_is_left(open_page: OpenPage) -> None:
-    ends = [asyncio.Event() for _ in range(2)]
+    ends = [Gate() for _ in range(2)]
     with serving(FakeAsyncEngine(lambda prompt, params: ["Half ", ends[0], "more ", ends[1]])) as url:
         page = open_page(url)
         say(page, "Hello")

@@ -346,7 +346,8 @@ def test_a_flipped_bit_ends_the_connection_and_no_request(
     with cluster() as made, made.engine(llama) as engine:
         assert generate(engine, {}) == expected
         assert not num_left and not made.faults
-        assert first_member(engine).num_losses == (0 if kind < Kind.WELCOME else 2)
+        # Both damaged messages may have been on their way when the first one was found.
+        assert first_member(engine).num_losses in ((0,) if kind < Kind.WELCOME else (1, 2))
         assert_empty(engine)
 
 
