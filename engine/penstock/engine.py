@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.config import EngineConfig
 from penstock.engine_parts import EngineParts, LoadOptions, ReportProgress, load_parts
@@ -24,10 +25,12 @@ from penstock.generation.step_executor import StepLost
 from penstock.loader import ModelSource
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.spare_memory import SpareMemory
-from penstock.nodes.member import NodeStatus
 from penstock.nodes_config import NodesConfig
 from penstock.text.prompt_forms import PromptForms
 from penstock.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.nodes.member import NodeStatus
 
 __all__ = ["Completion", "Engine", "ReportProgress"]
 
@@ -55,8 +58,8 @@ class Engine:
         self.meter, self.metrics = parts.meter, parts.meter.metrics
         self.scheduler, self.executor, self.chooser = parts.scheduler, parts.executor, parts.chooser
         self.observers = parts.observers
-        #: What guesses for this model beside the texts, and where blocks are kept beyond the KV cache.
-        self.draft_model, self.guessers, self.kv_tiers = parts.draft_model, parts.guessers, parts.kv_tiers
+        #: What guesses for this model beside the texts. Of several guessers, each step has one.
+        self.draft_model, self.guessers = parts.draft_model, parts.guessers
         self._nodes, self._closing = parts.nodes, parts.closing
 
     @classmethod

@@ -8,13 +8,10 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from penstock.config import EngineConfig, ResolvedConfig
-from penstock.drafters.draft_model import DraftModel
 from penstock.drafters.loading import load_with_guesses
-from penstock.drafters.mtp_drafter import MTPDrafter
-from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
-from penstock.drafters.two_levels import TwoLevels
 from penstock.errors import UnsupportedModel
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
@@ -24,30 +21,36 @@ from penstock.generation.prompt_frame import PromptFrame
 from penstock.generation.requests.request_limits import BeamRoom, RequestLimits
 from penstock.generation.requests.request_table import RequestTable
 from penstock.generation.sampler import Sampler
+from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.scheduling.states.state_pool import StatePool
-from penstock.generation.step_executor import LocalExecutor, StepExecutor
+from penstock.generation.step_executor import Listen, LocalExecutor, StepExecutor
 from penstock.generation.step_meter import StepMeter
-from penstock.generation.step_observer import StepObservers
+from penstock.generation.step_observer import StepObserver, StepObservers
 from penstock.goes_with import Feature, check_together
-from penstock.kv_disk.opening import TiersObserver, open_kv_tiers
-from penstock.kv_events.opening import open_publisher
-from penstock.kv_events.publisher import Publisher
 from penstock.loader import LoadedModel, Model, ModelSource, settle_processor
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.kv_host.kv_tiers import KVTiers
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
-from penstock.nodes.leader import Leader
-from penstock.nodes.member import NodeStatus
-from penstock.nodes.piped_executor import PipedExecutor
 from penstock.nodes_config import NodesConfig
 from penstock.weights.adapters.loaded_adapters import LoadedAdapters
 from penstock.weights.adapters.targets import Targets
 
+# A feature is imported by the step that makes it.
+if TYPE_CHECKING:
+    from penstock.drafters.draft_model import DraftModel
+    from penstock.drafters.mtp_drafter import MTPDrafter
+    from penstock.drafters.planes_drafter import PlanesDrafter
+    from penstock.drafters.two_levels import TwoLevels
+    from penstock.kv_events.publisher import Publisher
+    from penstock.memory.kv_host.kv_tiers import KVTiers
+    from penstock.nodes.leader import Leader
+    from penstock.nodes.member import NodeStatus
+
+    GuessingModel = DraftModel | MTPDrafter | PlanesDrafter | TwoLevels
+
 ReportProgress = Callable[[int, int], None]
-GuessingModel = DraftModel | MTPDrafter | PlanesDrafter | TwoLevels
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +101,6 @@ class EngineParts:
     #: What guesses for this model: a small model, the head that came with it, its own upper planes, or these
     #: with a small model before them.
     draft_model: GuessingModel | None
-    #: Blocks of keys and values beyond the KV cache: on the host, and on disk.
-    kv_tiers: KVTiers
     #: All machines that compute the model's layers, by rank; () where one computes all.
     nodes: Callable[[], tuple[NodeStatus, ...]]
     #: Closes everything.
@@ -143,7 +144,6 @@ def make_parts(
     if closing is None:
         closing = ExitStack()
         closing.callback(model.close)
-    tiers = features.kv_tiers or KVTiers(())
     meter = _meter(loaded, features)
     blocks = _block_manager(loaded, features, meter)
     draft_model = _draft_model(loaded, features, blocks, meter.predict)
@@ -152,7 +152,7 @@ def make_parts(
     grammars = GrammarCompiler(model.tokenizer, model.spec.vocab_size)
     closing.callback(grammars.close)
     _count(meter, blocks, features)
-    for store in tiers:
+    for store in features.kv_tiers or ():
         store.is_idle = lambda: not scheduler.has_work
     frame, num_tokens = PromptFrame.of(model.spec, model.pooling), model.max_text_len
     return EngineParts(
@@ -169,7 +169,6 @@ def make_parts(
         chooser=_chooser(model),
         observers=_observers(meter, features),
         draft_model=draft_model,
-        kv_tiers=tiers,
         nodes=nodes,
         closing=closing,
     )
@@ -189,25 +188,34 @@ def _find_machines(
     """The machines that compute the layers with this one; None: this one computes all."""
     if options.nodes is None:
         return config, None
+    from penstock.nodes.leader import Leader
+
     leader = Leader(options.nodes, str(source.model), options.report_progress)
     closing.callback(leader.close)
     return replace(config, mtp="off" if config.mtp == "auto" else config.mtp), leader
 
 
 def _open_publisher(config: EngineConfig, closing: ExitStack) -> Publisher | None:
-    publisher = open_publisher(config)
-    if publisher is not None:
-        closing.callback(publisher.close)
+    if config.kv_events is None:
+        return None
+    from penstock.kv_events.publisher import Publisher
+
+    publisher = Publisher(config.kv_events, config.block_size)
+    closing.callback(publisher.close)
     return publisher
 
 
 def _open_kv_tiers(
     loaded: LoadedModel, hardware: HardwareProfile | None, closing: ExitStack
 ) -> KVTiers | None:
+    config = loaded.config
+    if config.kv_disk is None and config.kv_host_bytes is None:
+        return None
+    from penstock.kv_disk.opening import open_kv_tiers
+
     disk = None if hardware is None else hardware.disk
-    tiers = open_kv_tiers(loaded.model, loaded.plan, loaded.config, disk)
-    if tiers is not None:
-        closing.callback(tiers.close)
+    tiers = open_kv_tiers(loaded.model, loaded.plan, config, disk)
+    closing.callback(tiers.close)
     return tiers
 
 
@@ -252,12 +260,18 @@ def _draft_model(
     model, plan, config, small = loaded.model, loaded.plan, loaded.config, features.draft_model
     if not config.draft_with_planes:
         return small
+    from penstock.drafters.draft_model import DraftModel
+    from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
+    from penstock.drafters.two_levels import TwoLevels
+
     check_planes(model, plan, small is not None)
     planes = PlanesDrafter(model, plan, blocks, config, predict)
     return TwoLevels(small, planes) if isinstance(small, DraftModel) else planes
 
 
 def _rivals(model: GuessingModel | None) -> tuple[TwoLevels | PlanesDrafter | DraftModel, ...]:
+    from penstock.drafters.two_levels import TwoLevels
+
     return model.rivals if isinstance(model, TwoLevels) else ()
 
 
@@ -295,12 +309,20 @@ def _executor(
     """What computes steps, and what tells of the machines."""
     executor, size, leader = loaded.model.executor, loaded.config.block_size, features.leader
     if leader is None:
-        head = features.draft_model
-        if isinstance(head, MTPDrafter):
-            return LocalExecutor(executor, scheduler, size, head.listen), lambda: ()
-        return LocalExecutor(executor, scheduler, size), lambda: ()
+        return LocalExecutor(executor, scheduler, size, _listener(features.draft_model)), lambda: ()
+    from penstock.nodes.piped_executor import PipedExecutor
+
     piped = PipedExecutor(leader, executor, scheduler, meter.predict_s, size)
     return piped, functools.partial(piped.status, loaded.plan)
+
+
+def _listener(draft_model: DraftModel | MTPDrafter | None) -> Callable[[Batch], Listen | None]:
+    """Who gets the hidden states of a step: a head that guesses."""
+    if draft_model is None:
+        return lambda batch: None
+    from penstock.drafters.mtp_drafter import MTPDrafter
+
+    return draft_model.listen if isinstance(draft_model, MTPDrafter) else lambda batch: None
 
 
 def _chooser(model: Model) -> Sampler | Pooler:
@@ -310,17 +332,22 @@ def _chooser(model: Model) -> Sampler | Pooler:
 
 
 def _observers(meter: StepMeter, features: Features) -> StepObservers:
-    tiers = (TiersObserver(features.kv_tiers),) if features.kv_tiers is not None else ()
-    publishers = (features.publisher,) if features.publisher is not None else ()
-    return StepObservers((meter, *tiers, *publishers))
+    found: list[StepObserver] = [meter]
+    if features.kv_tiers is not None:
+        from penstock.kv_disk.tiers_observer import TiersObserver
+
+        found.append(TiersObserver(features.kv_tiers))
+    if features.publisher is not None:
+        found.append(features.publisher)
+    return StepObservers(found)
 
 
 def _count(meter: StepMeter, blocks: BlockManager, features: Features) -> None:
     """Have what the parts count themselves among the engine's figures."""
-    metrics, tiers = meter.metrics, features.kv_tiers or KVTiers(())
+    metrics = meter.metrics
     metrics.preemptions = blocks.departures.counts
     metrics.kv_events = features.publisher.stats if features.publisher is not None else None
-    stats = {store.tier.name: store.stats for store in tiers}
+    stats = {store.tier.name: store.stats for store in features.kv_tiers or ()}
     for name, each in stats.items():
         each.reads = blocks.disk.reads[name]
     metrics.kv_host, metrics.kv_disk = stats.get("host"), stats.get("disk")

@@ -28,6 +28,7 @@ from pathlib import Path
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
+from penstock.kv_disk.tiers_observer import TiersObserver
 from penstock.memory.kv_disk.kv_store import KVStore
 from penstock.text.tokenizer import NoText
 from penstock_server.settings.values import parse_bytes
@@ -49,8 +50,7 @@ def load(options: argparse.Namespace) -> tuple[Engine, KVStore]:
         host_memory_bytes=options.host_memory,
     )
     engine = Engine.load(options.model, config, tokenizer=NoText())
-    store = engine.kv_tiers.find("disk")
-    assert store is not None
+    (store,) = (store for each in engine.observers if isinstance(each, TiersObserver) for store in each.tiers)
     return engine, store
 
 

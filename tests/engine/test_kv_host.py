@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine_features import stores_of
 from pretended_card import engines, missing
 from test_convert import Ids
 from tiny_models import VOCAB_SIZE, build
@@ -79,7 +80,7 @@ def load(model: Path, settings: EngineConfig, device: str) -> Engine:
 
 
 def store_of(engine: Engine, tier: str) -> KVStore[Any]:
-    store = engine.kv_tiers.find(tier)
+    store = stores_of(engine).get(tier)
     assert store is not None
     return store
 
@@ -88,7 +89,7 @@ def one_by_one(engine: Engine, asked: list[list[int]]) -> list[Completion]:
     found = []
     for prompt in asked:
         found += engine.generate([prompt], PARAMS)
-        for store in engine.kv_tiers:
+        for store in stores_of(engine).values():
             store.flush()
     return found
 

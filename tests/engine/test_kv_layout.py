@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine_features import stores_of
 from test_convert import Ids
 from tiny_models import build
 from torch import Tensor
@@ -201,7 +202,7 @@ def test_numbers_of_a_token_that_are_odd(
                 for one, other in zip(found.prompt_logprobs[1:], wanted.prompt_logprobs[1:], strict=True):
                     assert one is not None and other is not None
                     assert one.logprob == pytest.approx(other.logprob, abs=3e-2)
-            if (store := engine.kv_tiers.find("disk")) is not None:
+            if (store := stores_of(engine).get("disk")) is not None:
                 store.flush()
                 num_read = store.stats.reads.num_blocks
     assert again[0] == again[1] == again[2] and num_read

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from drafters import Forest, Oracle
+from engine_features import stores_of
 from pretended_card import PretendedCard, engines, missing
 from pretended_card.streams import Stream
 from pretended_card.tensors import CardTensor
@@ -183,7 +184,7 @@ def test_blocks_in_ram_are_kept_and_found_again(model: Path, device: str, tmp_pa
     with load(model, config, device) as engine:
         assert engine.generate(asked, PARAMS) == expected == engine.generate(asked, PARAMS)
         assert engine.metrics.prefix_cache_hits >= 80
-        for store in engine.kv_tiers:
+        for store in stores_of(engine).values():
             store.flush()
         assert engine.generate(other, PARAMS)  # takes the blocks
         assert engine.generate(asked, PARAMS) == expected

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import test_encoder_decoder
-from engine_features import disk_of
+from engine_features import disk_of, stores_of
 from test_convert import Ids
 from tiny_models import VOCAB_SIZE, build
 
@@ -121,7 +121,7 @@ def test_what_was_moved_is_not_computed_again(llama: Path, tmp_path: Path) -> No
     numbers = list[int]()
     for settings in (WIDE, replace(WIDE, num_kv_tokens=128, kv_disk=str(tmp_path / "kv"))):
         with load(llama, settings) as engine:
-            if (store := engine.kv_tiers.find("disk")) is not None:
+            if (store := stores_of(engine).get("disk")) is not None:
                 store._rate = 1.0  # bytes a second
             answer(engine, asked)
             numbers.append(engine.metrics.step_tokens)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from penstock.config import ResolvedConfig
 from penstock.errors import ConfigError
-from penstock.generation.step_observer import StepObserver
 from penstock.kv_disk.fingerprint import description
 from penstock.loader import Model
 from penstock.memory.hardware import DiskProfile
@@ -46,23 +45,11 @@ DISK_SHARE = 0.02
 QUICK_BYTES = 256 << 20
 
 
-class TiersObserver(StepObserver):
-    """Has an engine wait for blocks where nothing else can be computed."""
-
-    def __init__(self, tiers: KVTiers) -> None:
-        self._tiers = tiers
-
-    def stalled(self) -> None:
-        self._tiers.wait()
-
-
 def open_kv_tiers(
     model: Model, plan: MemoryPlan, config: ResolvedConfig, disk: DiskProfile | None = None
-) -> KVTiers | None:
-    """The stores that the config asks for; None if it asks for none. `disk`: the rate of the disk, if that
-    was measured. Raises ConfigError."""
-    if config.kv_disk is None and config.kv_host_bytes is None:
-        return None
+) -> KVTiers:
+    """The stores that the config asks for, which are one at least. `disk`: the rate of the disk, if that was
+    measured. Raises ConfigError."""
     lane, cache = model.streamer.lane, model.executor.kv_cache
     tier = Tier("disk", threading.Condition())
     if lane.torch_device.type == "cuda":

@@ -37,7 +37,7 @@ class TieredRead:
 
 
 class KVTiers:
-    """No, one or two stores as one: the first is the next one to the KV cache. Close it."""
+    """One or two stores as one: the first is the next one to the KV cache. Close it."""
 
     def __init__(self, stores: Sequence[KVStore[Any]]) -> None:
         self._stores = tuple(stores)
@@ -55,7 +55,7 @@ class KVTiers:
     @property
     def pieces(self) -> PieceNumbers | None:
         """By which numbers recurrent states can be offered and read; None: they are not kept."""
-        return self._stores[-1].pieces if self._stores else None
+        return self._stores[-1].pieces
 
     @property
     def can_write(self) -> bool:

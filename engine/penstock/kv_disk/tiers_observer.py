@@ -1,0 +1,16 @@
+"""TiersObserver: has an engine wait for blocks from its tiers where nothing else can be computed."""
+
+from __future__ import annotations
+
+from penstock.generation.step_observer import StepObserver
+from penstock.memory.kv_host.kv_tiers import KVTiers
+
+
+class TiersObserver(StepObserver):
+    """The other calls of an observer say nothing to tiers: the block manager offers and reads blocks."""
+
+    def __init__(self, tiers: KVTiers) -> None:
+        self.tiers = tiers
+
+    def stalled(self) -> None:
+        self.tiers.wait()
