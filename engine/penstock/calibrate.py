@@ -178,7 +178,7 @@ class Calibration:
         for tensor in tensors:
             if tensor.is_matrix:
                 rows = torch.cat([self._store.source.rows(tensor, part) for part in tensor.parts])
-                weights = weights.joined(tensor.name, ExactMatrix(rows))
+                weights = weights.with_matrices({tensor.name: ExactMatrix(rows)})
         return weights
 
     def _calibrate(self, index: int, tensor: TensorSpec, weights: LayerWeights, exact: LayerWeights) -> None:

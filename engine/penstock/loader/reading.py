@@ -155,9 +155,9 @@ def _begin_ends(
     def wait() -> tuple[LayerWeights, LayerWeights]:
         embedding = embedding_there()
         if shared is not None:
-            embedding = embedding.joined("embedding", shared.embedding)
+            embedding = embedding.with_matrices({"embedding": shared.embedding})
         if shared is not None and shared.head is not None:
-            return embedding, head_there().map(lane.upload).joined("head", shared.head)
+            return embedding, head_there().map(lane.upload).with_matrices({"head": shared.head})
         return embedding, with_head(tensors, head_there(), embedding).map(lane.upload)
 
     return wait

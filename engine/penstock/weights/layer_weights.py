@@ -120,10 +120,6 @@ class LayerWeights:
             }
         )
 
-    def joined(self, name: str, matrix: Matrix) -> LayerWeights:
-        """The same weights with one more matrix."""
-        return self.with_matrices({name: matrix})
-
     def with_matrices(self, matrices: Mapping[str, Matrix]) -> LayerWeights:
         """The same weights with these matrices, some of which may be in place of others."""
         return LayerWeights({**self._tensors, **matrices}, self._ask)
@@ -162,4 +158,4 @@ def with_head(tensors: ModelTensors, head: LayerWeights, embedding: LayerWeights
     """The head with its matrix, which is the embedding's matrix where the two are tied."""
     if not tensors.is_tied:
         return head
-    return head.joined("head", embedding.matrix("embedding").rows(0, tensors.output_matrix.shape[0]))
+    return head.with_matrices({"head": embedding.matrix("embedding").rows(0, tensors.output_matrix.shape[0])})

@@ -138,7 +138,7 @@ def _random(
     weights = LayerWeights.views(layout, buffer)
     if table:
         rows = torch.randint(-127, 128, (NUM_ROWS, width), dtype=torch.int8, generator=numbers)
-        weights = weights.joined(table, QuantizedTensor(rows, torch.full((NUM_ROWS,), 1 / 73)))
+        weights = weights.with_matrices({table: QuantizedTensor(rows, torch.full((NUM_ROWS,), 1 / 73))})
     return weights if table == "embedding" else weights.map(lambda part: part.to(family.device))
 
 
