@@ -6,25 +6,19 @@ a leader that starts again, or a link that comes back, finds it ready.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import socket
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, CheckpointError, ConfigError, PenstockError
-from penstock.loader import settle_processor
 from penstock.memory.hardware import HardwareProfile, capacities
-from penstock.nodes.identity import model_digest, own_program
-from penstock.nodes.orders import SHARED, Order, Planned, Survey
-from penstock.nodes.part import Part, open_part, survey
-from penstock.nodes.step_frames import read_step, step_bytes
+from penstock.nodes.identity import own_program
+from penstock.nodes.part import Part
+from penstock.nodes.part_holder import PartHolder
 from penstock.nodes.wire import handshake
 from penstock.nodes.wire.channel import Channel
 from penstock.nodes.wire.frames import Frame, Kind, WireError
@@ -53,15 +47,11 @@ class Worker:
     ) -> None:
         """`model`: where the model lies on this machine; "": as the leader calls it. hardware(model) measures
         the machine. Raises ConfigError."""
-        self._nodes, self._config = nodes, config
-        self._model, self._offline, self._cache_folder = model, offline, cache_folder
-        self._measure = hardware
-        self._tls = nodes.tls()
-        self._part: Part | None = None
-        #: What the last leader asked, and the answers: of a machine with nothing loaded.
-        self._surveyed: tuple[tuple[str, dict[str, Any]], Survey] | None = None
-        self._offered: tuple[Order, Planned] | None = None
+        self._nodes, self._tls = nodes, nodes.tls()
         self._stopping = threading.Event()
+        self._holder = PartHolder(
+            config, hardware, self._stopping.is_set, model=model, offline=offline, cache_folder=cache_folder
+        )
         self._peer: Peer | None = None
 
     def run(self) -> None:
@@ -85,7 +75,7 @@ class Worker:
                 self._stopping.wait(retry_s)
                 retry_s = min(2 * retry_s, LAST_RETRY_S)
         finally:
-            self._drop_part()
+            self._holder.drop()
 
     def stop(self) -> None:
         """End run() soon."""
@@ -96,7 +86,7 @@ class Worker:
     @property
     def part(self) -> Part | None:
         """What is planned or loaded; for tests."""
-        return self._part
+        return self._holder.part
 
     @property
     def _address(self) -> str:
@@ -127,8 +117,7 @@ class Worker:
             frames.put(None)
 
         self._peer = peer = Peer(channel, self._nodes.timeout_s, frames.put, lose)
-        if self._part is not None:
-            peer.limit = self._limit(self._part)
+        peer.limit = self._holder.limit
         peer.start()
         try:
             while not self._stopping.is_set() and (frame := frames.get()) is not None:
@@ -144,9 +133,9 @@ class Worker:
             raise WireError(f"{frame.kind.name} came, which no worker obeys")
         try:
             if frame.kind is Kind.STEP:
-                peer.send(self._step(frame))
+                peer.send(self._holder.step(frame))
             else:
-                peer.send(Frame(Kind.ANSWER, self._answer(frame.fields, peer)))
+                peer.send(Frame(Kind.ANSWER, self._holder.answer(frame.fields, peer)))
         except WireError:
             raise
         except (PenstockError, OSError) as error:  # a file or memory of this machine is no lost link
@@ -155,95 +144,6 @@ class Worker:
         except Exception as error:  # what ended the worker would end the next one in its place, too
             logger.exception("the leader's %s could not be carried out", frame.kind.name)
             peer.send(_failed(frame, error))
-
-    def _step(self, frame: Frame) -> Frame:
-        part = self._part
-        if part is None or not part.is_loaded:
-            raise ConfigError("a step came before the model was loaded")
-        cache = part.loaded.model.executor.kv_cache
-        number, inputs, hidden, wanted = read_step(frame, cache.num_blocks, cache.block_size)
-        if hidden.shape[1] != part.loaded.model.spec.row_size:
-            raise WireError("a step's hidden states are of another model")
-        began_s = time.perf_counter()
-        found = part.compute(inputs, hidden, wanted)
-        seconds = time.perf_counter() - began_s
-        return Frame(Kind.RESULT, {"number": number, "seconds": seconds}, {"hidden": found})
-
-    def _answer(self, ask: dict[str, Any], peer: Peer) -> dict[str, Any]:
-        """Raises PenstockError."""
-        match ask.get("what"):
-            case "survey":
-                return self._survey(str(ask.get("model", "")), ask.get("settings"))
-            case "plan":
-                return asdict(self._planned(Order.of(ask)))
-            case "load":
-                return self._load(Order.of(ask), peer)
-        raise ConfigError(f"the leader asks for {str(ask.get('what'))[:40]!r}, which no worker does")
-
-    def _survey(self, name: str, settings: object) -> dict[str, Any]:
-        if not isinstance(settings, dict) or settings.keys() - set(SHARED):
-            raise ConfigError("the leader's settings make no sense")
-        model, asked = self._model or name, (name, settings)
-        config = Order(name, "", settings, 0, 1).config(self._config)
-        opened = open_part(model, config, self._offline)
-        try:
-            if not self._is_loaded or self._surveyed is None or self._surveyed[0] != asked:
-                self._drop_part()  # its memory counts as free
-                self._surveyed = asked, survey(opened, config, self._measure(model))
-            return asdict(replace(self._surveyed[1], digest=model_digest(opened)))
-        finally:
-            opened.store.close()
-
-    @property
-    def _is_loaded(self) -> bool:
-        return self._part is not None and self._part.is_loaded
-
-    def _planned(self, order: Order) -> Planned:
-        """What is planned for an order, or was before its layers were loaded."""
-        if not self._is_loaded or self._offered is None or self._offered[0] != order:
-            self._plan(order)
-            assert self._part is not None
-            self._offered = order, self._part.planned
-        return self._offered[1]
-
-    def _plan(self, order: Order) -> None:
-        self._drop_part()
-        model = self._model or order.model
-        hardware = self._measure(model)
-        settle_processor(order.config(self._config), hardware)
-        self._part = Part.plan(order, model, self._config, self._offline, hardware, self._cache_folder)
-
-    def _load(self, order: Order, peer: Peer) -> dict[str, Any]:
-        if self._part is None or not self._part.serves(order):
-            self._plan(order)
-            assert self._part is not None
-            self._part.load(self._cache_folder)
-            self._part.loaded.model.streamer.tiers.wait_until_loaded(self._report(peer))
-            logger.info("layers %d to %d are loaded", order.first, order.stop - 1)
-        assert self._part is not None
-        peer.limit = self._limit(self._part)
-        return asdict(self._part.planned)
-
-    def _report(self, peer: Peer) -> Callable[[int, int], None]:
-        def report(num_loaded: int, num_total: int) -> None:
-            if self._stopping.is_set():
-                raise ConfigError("this worker was stopped while it was loading")
-            peer.send(Frame(Kind.ANSWER, {"loaded": num_loaded, "total": num_total}))
-
-        return report
-
-    def _limit(self, part: Part) -> int:
-        if not part.is_loaded:
-            return 0
-        model, config = part.loaded.model, part.loaded.config
-        num_blocks = model.executor.kv_cache.num_blocks
-        return step_bytes(config.max_num_batched_tokens, config.max_num_seqs, num_blocks, model.spec.row_size)
-
-    def _drop_part(self) -> None:
-        if self._part is not None:
-            with contextlib.suppress(OSError):
-                self._part.close()
-            self._part = None
 
 
 def _failed(frame: Frame, error: Exception) -> Frame:
