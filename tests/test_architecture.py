@@ -180,6 +180,28 @@ def test_the_engine_knows_no_feature_by_name() -> None:
     assert of_features <= {"penstock.nodes.member"}
 
 
+#: Classes with more than 12 methods. Less is better: 12 are wanted.
+MOST_LARGE_CLASSES = 19
+
+
+def test_large_classes_are_few() -> None:
+    """A method is a function of a class that is called by its name: no property, and none of Python's own
+    (with two underscores in front)."""
+
+    def is_method(node: ast.stmt) -> bool:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("__"):
+            return False
+        return not any("property" in ast.unparse(each) for each in node.decorator_list)
+
+    large = [
+        f"{node.name} ({path.name})"
+        for path, _ in ALL
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and sum(map(is_method, node.body)) > 12
+    ]
+    assert len(large) <= MOST_LARGE_CLASSES, large
+
+
 def test_no_drawers() -> None:
     """Names that say nothing about what is inside."""
     names = {path.name for path, _ in ALL}

@@ -23,6 +23,7 @@ from penstock.generation.scheduling.events.block_log import BlockEvent, BlockLog
 from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.step_observer import StepObserver
 from penstock.kv_events import wire
+from penstock.kv_events.event_sockets import EventSockets
 from penstock.metrics import KVEventStats
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class Publisher(StepObserver):
         self.log = BlockLog(block_size)
         self._config = config
         self._block_size = block_size
-        self._zmq, self._pack = _libraries()
+        zmq, self._pack = _libraries()
         self._next_number = 0
         self._queue = queue.Queue[_Batch | None](config.max_queue_size)
         self._kept = deque[tuple[int, bytes]](maxlen=config.buffer_steps)
@@ -60,13 +61,8 @@ class Publisher(StepObserver):
         self._closes_at_s: float | None = None
         self._has_failed = False
         self._counting = threading.Lock()
-        self._sockets: list[Any] = []
-        try:
-            self._publishing = self._open_publishing()
-            self._replaying = self._open_replaying()
-        except BaseException:
-            self._close_sockets()
-            raise
+        self._sockets = EventSockets(zmq, config)
+        self._publishing, self._replaying = self._sockets.publishing, self._sockets.replaying
         self._thread = threading.Thread(target=self._run, name="penstock-kv-events", daemon=True)
         self._thread.start()
 
@@ -96,43 +92,7 @@ class Publisher(StepObserver):
         with contextlib.suppress(queue.Full):  # the thread sees the time, and does not wait for more
             self._queue.put(None, timeout=CLOSE_S)
         self._thread.join()
-        self._close_sockets()
-
-    def _open_publishing(self) -> Any:
-        endpoint = self._config.endpoint
-        socket = self._socket(self._zmq.PUB)
-        socket.set_hwm(self._config.hwm)
-        if "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://")):
-            self._attach(socket.bind, endpoint)
-        else:
-            self._attach(socket.connect, endpoint)
-        return socket
-
-    def _open_replaying(self) -> Any:
-        if self._config.replay_endpoint is None:
-            return None
-        socket = self._socket(self._zmq.ROUTER)
-        # Room for a whole replay and its end: beyond it, ZeroMQ drops what a slow client has not read.
-        socket.sndhwm = self._config.buffer_steps + 1
-        self._attach(socket.bind, self._config.replay_endpoint)
-        return socket
-
-    def _socket(self, kind: int) -> Any:
-        self._sockets.append(self._zmq.Context.instance().socket(kind))
-        return self._sockets[-1]
-
-    def _attach(self, attach: Any, endpoint: str) -> None:
-        try:
-            attach(endpoint)
-        except self._zmq.ZMQError as error:
-            raise ConfigError(
-                f"--kv-events-config: {endpoint} can't be used: {error}. Name another endpoint, such as "
-                "tcp://*:5557"
-            ) from None
-
-    def _close_sockets(self) -> None:
-        for socket in self._sockets:
-            socket.close(linger=int(1000 * CLOSE_S))
+        self._sockets.close(CLOSE_S)
 
     def _run(self) -> None:
         while self._closes_at_s is None or time.monotonic() < self._closes_at_s:
