@@ -9,8 +9,8 @@ from penstock.errors import ConfigError
 
 
 class EventSockets:
-    """Subscribers listen to `publishing`. Clients ask `replaying`, which is None if the config has no endpoint
-    for them. Close the sockets."""
+    """Subscribers listen to `publishing`. Clients ask `replaying`; None: the config has no endpoint for them.
+    Close the sockets."""
 
     def __init__(self, zmq: Any, config: KVEventsConfig) -> None:
         """`zmq` is the module. Raises ConfigError for an endpoint that can't be used."""
