@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.config import EngineConfig
-from penstock.engine_parts import EngineParts, LoadOptions, ReportProgress, load_parts
+from penstock.engine_parts import EngineParts, LoadOptions, ReportProgress, load_parts, tell_nobody
 from penstock.errors import STEP_ERRORS, StepFailed
 from penstock.generation.drafting.drafter import Drafter
 from penstock.generation.executor import Cancelled
@@ -68,7 +68,7 @@ class Engine:
         model: str | Path,
         config: EngineConfig | None = None,
         *,
-        report_progress: ReportProgress = lambda loaded, total: None,
+        report_progress: ReportProgress | None = None,
         offline: bool = False,
         revision: str | None = None,
         is_patient: bool = True,
@@ -95,7 +95,7 @@ class Engine:
         something does not fit.
         """
         source = ModelSource(model, offline, revision, tokenizer, cache_folder, spare)
-        options = LoadOptions(hardware, drafter, nodes, report_progress, is_patient)
+        options = LoadOptions(hardware, drafter, nodes, report_progress or tell_nobody, is_patient)
         return cls(load_parts(source, config or EngineConfig(), options))
 
     def close(self) -> None:

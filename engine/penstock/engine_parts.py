@@ -55,6 +55,10 @@ ReportProgress = Callable[[int, int], None]
 logger = logging.getLogger(__name__)
 
 
+def tell_nobody(loaded: int, total: int) -> None:
+    """A ReportProgress."""
+
+
 @dataclass(frozen=True)
 class LoadOptions:
     """What Engine.load() gets beside the model and its config, and describes."""
@@ -62,7 +66,7 @@ class LoadOptions:
     hardware: HardwareProfile | None = None
     drafter: Drafter | None = None
     nodes: NodesConfig | None = None
-    report_progress: ReportProgress = lambda loaded, total: None
+    report_progress: ReportProgress = tell_nobody
     is_patient: bool = True
 
 
