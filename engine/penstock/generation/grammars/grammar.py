@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.errors import InvalidParameter
 from penstock.generation.grammars.closed_schema import closed
+from penstock.generation.grammars.gbnf import as_lark, is_gbnf
 from penstock.generation.grammars.grammar_trial import MAX_OPTIONAL
 from penstock.generation.grammars.schema_facts import moved
 from penstock.generation.grammars.schema_numbers import exact_numbers
@@ -104,12 +104,11 @@ class Grammar:
         """A context-free grammar in llguidance's variant of Lark (docs/syntax.md there); the rule `start`
         comes first. A temperature in the grammar has no effect. A grammar in GBNF, whose rules have ::=, is
         rewritten in Lark."""
-        if not re.search(r"^\s*[\w-]+\s*::=", text, re.MULTILINE):
+        _check_size(text)
+        if not is_gbnf(text):
             return cls("lark", text)
-        from llguidance.gbnf_to_lark import any_to_lark
-
         try:
-            return cls("lark", any_to_lark(text))
+            return cls("lark", as_lark(text))
         except Exception as error:  # the package's errors have no common type
             raise invalid(f"the GBNF grammar can't be read: {error}") from None
 
