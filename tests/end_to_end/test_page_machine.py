@@ -35,7 +35,7 @@ def planned_engine(
     size = footprint_of(find_shape(shape), config)
     engine = FakeAsyncEngine()
     plan = engine.model.plan = plan_memory(size, hardware, config)
-    engine.model.meter.predict = lambda *tokens: predict_step(plan, size, hardware, config, *tokens)
+    engine.model.meter.predict = lambda load: predict_step(plan, size, hardware, config, load)
     engine.model.metrics.links["disk"] = Traffic()
     return engine
 

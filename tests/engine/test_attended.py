@@ -215,7 +215,7 @@ def test_what_the_next_step_moves_and_attends_to_is_known_before(
                 before = stats.num_moved_bytes, stats.attended_bytes
                 asked = list[tuple[int, ...]]()
                 predict = engine.meter.predict
-                engine.meter.predict = lambda *args, to=asked, by=predict: to.append(args[4:]) or by(*args)
+                engine.meter.predict = lambda load, to=asked, by=predict: to.append(load[4:6]) or by(load)
                 engine.step()
                 engine.meter.predict = predict
                 found = stats.num_moved_bytes - before[0], stats.attended_bytes - before[1]

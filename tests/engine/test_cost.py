@@ -17,6 +17,7 @@ from penstock.memory.planning.cost import (
 )
 from penstock.memory.planning.expert_demand import ExpertDemand
 from penstock.memory.planning.planner import plan_memory
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
 from penstock.model.shapes import footprint
@@ -40,7 +41,7 @@ def predicted(hardware: HardwareProfile, num_tokens: int, gib: int = 20, **confi
     settings = EngineConfig(host_memory_bytes=gib * GIB, **config)  # type: ignore[arg-type]
     size = solar()
     return predict_step(
-        plan_memory(size, hardware, settings), size, hardware, settings, num_tokens, num_tokens
+        plan_memory(size, hardware, settings), size, hardware, settings, StepLoad.decode(num_tokens)
     )
 
 
@@ -65,9 +66,9 @@ def test_four_bits_save_reading_and_no_arithmetic() -> None:
     size, settings = footprint(family.read_spec(config), tensors), EngineConfig(host_memory_bytes=20 * GIB)
     plan = plan_memory(size, MACHINE, settings)
     for num_tokens, least, most in ((1, 0.5, 0.55), (512, 0.97, 1.0)):
-        step = predict_step(plan, size, MACHINE, settings, num_tokens, 1)
+        step = predict_step(plan, size, MACHINE, settings, StepLoad(num_tokens, 1))
         int8 = predict_step(
-            plan_memory(solar(), MACHINE, settings), solar(), MACHINE, settings, num_tokens, 1
+            plan_memory(solar(), MACHINE, settings), solar(), MACHINE, settings, StepLoad(num_tokens, 1)
         )
         assert least < step.products_s / int8.products_s < most
 
@@ -78,7 +79,9 @@ def test_more_tokens_never_take_less(activations: str) -> None:
     size = solar()
     settings = EngineConfig(host_memory_bytes=20 * GIB, activations=activations)  # type: ignore[arg-type]
     plan = plan_memory(size, MACHINE, settings)
-    steps = [predict_step(plan, size, MACHINE, settings, n, min(n, 32)).seconds for n in range(1, 600)]
+    steps = [
+        predict_step(plan, size, MACHINE, settings, StepLoad(n, min(n, 32))).seconds for n in range(1, 600)
+    ]
     assert steps == sorted(steps)
 
 
@@ -169,7 +172,7 @@ def mixture_step(
     config = EngineConfig(num_kv_tokens=4096)
     plan = plan_memory(replace(size, experts=NO_EXPERTS), hardware, config)
     plan = replace(plan, num_expert_slots=num_slots, expert_slot_bytes=10**6)
-    return predict_step(plan, size, hardware, config, num_tokens, 1, 0, demand)
+    return predict_step(plan, size, hardware, config, StepLoad(num_tokens, 1, 0, demand))
 
 
 def test_missing_experts_are_read_after_their_router() -> None:

@@ -36,6 +36,7 @@ from penstock.kernels import cpu
 from penstock.loader import loading
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.memory.planning.cost import UNKNOWN, MeasuredSteps, StepPrediction
+from penstock.memory.planning.step_work import StepLoad
 from penstock.text.tokenizer import NoText
 from warm_python import run_warm
 
@@ -110,7 +111,7 @@ def test_steps_are_compared_with_what_was_measured_of_the_machine(tiny_llama: Pa
     config = EngineConfig(num_resident_layers=1, device="cpu")
     with Engine.load(tiny_llama, config, hardware=hardware) as engine:
         engine.generate(PROMPTS[:1], PARAMS[0])
-        metrics, step = engine.metrics, engine.meter.predict(1, 1)
+        metrics, step = engine.metrics, engine.meter.predict(StepLoad.decode(1))
     assert step.binding == "disk" and step.floor_s == pytest.approx(engine.plan.streamed_bytes / 2e9)
     assert metrics.floor_seconds == pytest.approx(metrics.num_steps * step.floor_s)
     assert metrics.predicted_seconds > metrics.floor_seconds
@@ -430,13 +431,13 @@ def test_a_prompt_is_found_only_with_its_salt(tiny_llama: Path) -> None:
 def test_chunks_become_as_large_as_the_target_for_a_steps_time_allows(tiny_llama: Path) -> None:
     """By what was measured of the hardware, where there is something; else by the steps themselves."""
     engine = Engine.load(tiny_llama, EngineConfig(step_time_target_s=1.0, max_num_batched_tokens=200))
-    engine.meter.predict = lambda num_tokens, num_sampled, *_: StepPrediction(
-        num_tokens, num_sampled, {"arithmetic": num_tokens * 0.02}, num_tokens * 0.02
+    engine.meter.predict = lambda load: StepPrediction(
+        *load[:2], {"arithmetic": load.num_tokens * 0.02}, load.num_tokens * 0.02
     )
     engine.add(GenerationRequest([9] * 120, SamplingParams(), "first"))
     engine.step()
     assert engine.scheduler.admission.running[0].num_computed_tokens == 50
-    engine.meter.predict = lambda num_tokens, num_sampled, *_: UNKNOWN
+    engine.meter.predict = lambda load: UNKNOWN
     engine.meter.measured = MeasuredSteps()
     engine.meter.measured.record(10, 0.4)
     engine.meter.measured.record(100, 4.0)

@@ -24,6 +24,7 @@ from penstock.memory.planning.experts.planned_lanes import planned_lanes
 from penstock.memory.planning.plan import HANDOVER_BYTES
 from penstock.memory.planning.planner import plan_memory
 from penstock.memory.planning.popularity import usual_weights
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
 from penstock.model.shapes import footprint, planned_tensors
@@ -208,7 +209,9 @@ def test_a_plan_of_a_gtx_1060() -> None:
     (note,) = (note for note in shared.notes if "experts that lie in RAM" in note)
     assert "--share-products off" in note
     for num_tokens, gain in ((1, 0.99), (8, 1.2), (32, 1.2)):
-        mine, theirs = (predict_step(plan, size, MACHINE, settings, num_tokens, num_tokens) for plan in plans)
+        mine, theirs = (
+            predict_step(plan, size, MACHINE, settings, StepLoad.decode(num_tokens)) for plan in plans
+        )
         assert theirs.seconds / mine.seconds >= gain, (num_tokens, theirs.seconds, mine.seconds)
         assert mine.floor_s <= mine.seconds
 

@@ -23,6 +23,7 @@ from penstock.memory.planning.cards import find_card
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.planner import plan_memory
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.known_shapes import SHAPES, find_shape
 from penstock.model.registry import find_family
 from penstock.model.shapes import footprint, planned_tensors
@@ -98,7 +99,7 @@ def described(shape: str, weights: Weights, config: dict[str, Any], machine: str
         "kv_blocks": plan.num_kv_blocks,
         "used": [plan.host_used_bytes, plan.device_used_bytes],
         "seconds": [
-            float(f"{predict_step(plan, size, hardware, settings, *step).seconds:.4g}")
+            float(f"{predict_step(plan, size, hardware, settings, StepLoad(*step)).seconds:.4g}")
             for step in STEPS
             if plan.num_encoder_layers or not step[2]
         ],

@@ -13,6 +13,7 @@ from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, SpilledKeys
 from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.plan import HANDOVER_BYTES
 from penstock.memory.planning.planner import plan_memory
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import read_spec
 from penstock.model.shapes import footprint
@@ -51,7 +52,8 @@ def test_a_step_reads_what_lies_on_disk(solar: ModelFootprint) -> None:
     plan = plan_memory(solar, MACHINE, CONFIG)
     spilled_bytes = plan.num_spilled_tokens * TOKEN_BYTES
     short, long = (
-        predict_step(plan, solar, MACHINE, CONFIG, 1, 1, spilled_bytes=each) for each in (0, spilled_bytes)
+        predict_step(plan, solar, MACHINE, CONFIG, StepLoad(1, 1, spilled_bytes=each))
+        for each in (0, spilled_bytes)
     )
     assert long.terms["disk"] - short.terms["disk"] == pytest.approx(spilled_bytes / 2e9)
     assert long.terms["memory"] - short.terms["memory"] == pytest.approx(2 * spilled_bytes / 20e9)
@@ -64,7 +66,8 @@ def test_keys_and_values_on_a_disk_of_their_own(solar: ModelFootprint) -> None:
     plan = plan_memory(solar, slow, CONFIG)
     spilled_bytes = plan.num_spilled_tokens * TOKEN_BYTES
     short, long = (
-        predict_step(plan, solar, slow, CONFIG, 1, 1, spilled_bytes=each) for each in (0, spilled_bytes)
+        predict_step(plan, solar, slow, CONFIG, StepLoad(1, 1, spilled_bytes=each))
+        for each in (0, spilled_bytes)
     )
     assert long.terms["disk"] == short.terms["disk"] and "spill disk" not in short.terms
     assert long.terms["spill disk"] == pytest.approx(spilled_bytes / 0.5e9)
@@ -194,7 +197,9 @@ def test_a_step_copies_what_lies_in_ram(shared: ShareMode, solar: ModelFootprint
     machine = replace(WITH_CARD, device=card, disk=None)
     plan = plan_memory(solar, machine, config)
     assert (plan.kept_share is not None) == (shared == "auto")
-    short, long = (predict_step(plan, solar, machine, config, 1, 1, spilled_bytes=each) for each in (0, GIB))
+    short, long = (
+        predict_step(plan, solar, machine, config, StepLoad(1, 1, spilled_bytes=each)) for each in (0, GIB)
+    )
     assert long.terms["host to device"] - short.terms["host to device"] == pytest.approx(GIB / 12e9)
     assert long.terms["host memory"] - short.terms["host memory"] == pytest.approx(GIB / 20e9)
     assert "disk" not in long.terms and "spill disk" not in long.terms
@@ -215,7 +220,7 @@ def test_a_step_whose_keys_the_processor_shares(shared: ShareMode, solar: ModelF
     assert attended == round(0.4 * (20000 // 256)) * 256 * TOKEN_BYTES
 
     def predict(num_tokens: int, *parts: int) -> StepPrediction:
-        return predict_step(plan, solar, machine, config, num_tokens, 1, 0, None, *parts)
+        return predict_step(plan, solar, machine, config, StepLoad(num_tokens, 1, 0, None, *parts))
 
     without, alone, together = predict(1), predict(1, moved + attended), predict(1, moved, attended)
     for name, num_bytes, gbps in (
@@ -239,7 +244,8 @@ def test_a_step_that_waits_for_the_processors_attention(solar: ModelFootprint) -
     machine = replace(WITH_CARD, device=card)
     plan = plan_memory(solar, machine, config)
     without, long = (
-        predict_step(plan, solar, machine, config, 1, 1, 0, None, *parts) for parts in ((0, 0), (GIB, GIB))
+        predict_step(plan, solar, machine, config, StepLoad(1, 1, 0, None, *parts))
+        for parts in ((0, 0), (GIB, GIB))
     )
     assert not plan.streamed_bytes and "experts" not in long.terms
     assert long.seconds - without.seconds == pytest.approx(2 * GIB / 20e9 + 48 * 20e-6)
@@ -258,7 +264,7 @@ def test_few_keys_in_ram_come_over_the_link(solar: ModelFootprint) -> None:
     def step_s(num_in_ram: int, attends: AttendsInRam | None, num_tokens: int = 1) -> float:
         keys = SpilledKeys.of_one(num_in_ram, num_in_ram, TOKEN_BYTES, attends)
         parts = keys.parts(num_tokens)
-        return predict_step(plan, solar, machine, config, num_tokens, 1, 0, None, *parts).seconds
+        return predict_step(plan, solar, machine, config, StepLoad(num_tokens, 1, 0, None, *parts)).seconds
 
     always, least = attends._replace(least_splits=1), attends.least_splits * 256
     assert step_s(4000, always) > step_s(4000, None) == step_s(4000, attends)

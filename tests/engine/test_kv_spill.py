@@ -33,6 +33,7 @@ from penstock.memory.kv_spill.spill_file import SpillFile
 from penstock.memory.kv_spill.spilled_cache import SpilledKVCache, finish
 from penstock.memory.pages import PAGE
 from penstock.memory.planning.cost import StepPrediction
+from penstock.memory.planning.step_work import StepLoad
 from penstock.weights.layer_weights import LayerWeights
 
 #: A block of 32 tokens with two heads of 16 float32 numbers is a page.
@@ -102,9 +103,9 @@ def test_what_a_step_moves_is_known_before(
         stats, asked = engine.metrics.kv_spill, list[tuple[int, ...]]()
         assert stats is not None
 
-        def predict(num_tokens: int, *rest: Any) -> StepPrediction:
-            asked.append((num_tokens, *rest[-2:]))
-            return StepPrediction(num_tokens, 1, {"disk": 1.0}, 1.0)
+        def predict(load: StepLoad) -> StepPrediction:
+            asked.append((load.num_tokens, load.spilled_bytes, load.attended_bytes))
+            return StepPrediction(load.num_tokens, 1, {"disk": 1.0}, 1.0)
 
         for number, prompt in enumerate((first, [*first[:40], 9])):
             params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

@@ -22,6 +22,7 @@ from penstock.memory.hardware import HardwareProfile, KernelProfile
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.planner import plan_memory
 from penstock.memory.planning.product_times import own_rates, product_s
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.registry import open_model
 from penstock.model.shapes import footprint
 from penstock.weights.formats.priced_formats import PRICED, price_name
@@ -117,7 +118,7 @@ def test_a_plan_knows_the_formats_of_a_model(tiny_llama: Path) -> None:
     for formats in ((), (("int8, groups of 32", ((2, 2.0), (512, 0.02))),)):
         own = replace(hardware, formats=formats)
         plan = plan_memory(size, own, plain)
-        found.append(predict_step(plan, size, own, plain, 256, 0).products_s)
+        found.append(predict_step(plan, size, own, plain, StepLoad(256, 0)).products_s)
     assert found[0] == pytest.approx(product_s(products, size.decoder_bytes, size.layer_elements, 512))
     assert found[1] == pytest.approx(size.layer_elements / 0.02e9)
 

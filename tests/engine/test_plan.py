@@ -17,6 +17,7 @@ from penstock.memory.pages import PAGE
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.plan import MemoryPlan, resident_layers
 from penstock.memory.planning.planner import GPU_SCRATCH_BYTES, NUM_STAGING_SLOTS, plan_memory
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
 from penstock.model.shapes import footprint
@@ -148,7 +149,7 @@ def test_more_memory_never_hurts(
     if less is None:
         return
     assert plan is not None and len(plan.resident) >= len(less.resident)
-    steps = [predict_step(p, model, larger, EngineConfig(**config), 1, 1) for p in (plan, less)]
+    steps = [predict_step(p, model, larger, EngineConfig(**config), StepLoad.decode(1)) for p in (plan, less)]
     assert steps[0].seconds <= steps[1].seconds * (1 + 1e-9)
 
 
@@ -249,10 +250,10 @@ def test_solar_on_a_gtx_1060() -> None:
     assert 5.7 * GIB < plan.device_used_bytes <= 6 * GIB
     assert plan.layer_bytes("disk") == 0 and plan.num_host_slots == 2  # through which layers reach the card
     assert len(plan.resident) == pytest.approx(21, abs=2)
-    step = predict_step(plan, model, hardware, config, 1, 1)
+    step = predict_step(plan, model, hardware, config, StepLoad.decode(1))
     assert step.binding == "host to device"
     assert step.floor_s == pytest.approx(plan.streamed_bytes / 12e9)
-    prompt = predict_step(plan, model, hardware, config, 512, 1)
+    prompt = predict_step(plan, model, hardware, config, StepLoad(512, 1))
     assert prompt.binding == "arithmetic"
     # With 4 GiB on the host most of it comes from disk, through a ring of two slots.
     plan = plan_memory(model, machine(4 * GIB, GTX_1060), config)
@@ -265,11 +266,11 @@ def test_solar_without_a_gpu_in_6_gib() -> None:
     plan = plan_memory(model, hardware, config)
     assert plan.host_budget_bytes == 6 * GIB and not plan.has_gpu
     assert 5.8 * GIB < plan.host_used_bytes <= 6 * GIB
-    assert predict_step(plan, model, hardware, config, 1, 1).binding == "disk"
+    assert predict_step(plan, model, hardware, config, StepLoad.decode(1)).binding == "disk"
     assert plan.num_kv_tokens >= 2048 and plan.notes
     whole = plan_memory(model, hardware, EngineConfig())
     assert len(whole.resident) == 48 and whole.num_staging_slots == 0
-    assert predict_step(whole, model, hardware, config, 1, 1).binding == "memory"
+    assert predict_step(whole, model, hardware, config, StepLoad.decode(1)).binding == "memory"
 
 
 def test_experts_are_not_crowded_out_by_keys_and_values() -> None:
@@ -290,9 +291,9 @@ def test_cpm_2_on_a_gtx_1060() -> None:
     assert plan.num_encoder_layers == 48 and len(plan.step_layers) == 24 and plan.num_cross_layers == 24
     assert min(plan.resident) >= 48 and len(plan.resident) == pytest.approx(18, abs=3)
     assert plan.layer_bytes("disk") == 0
-    step = predict_step(plan, model, hardware, config, 1, 1)
+    step = predict_step(plan, model, hardware, config, StepLoad.decode(1))
     assert step.floor_s == pytest.approx((24 - len(plan.resident)) * 226.5e6 / 12e9, rel=0.01)
-    encoding = predict_step(plan, model, hardware, config, 1, 1, 100)
+    encoding = predict_step(plan, model, hardware, config, StepLoad(1, 1, 100))
     assert encoding.terms["host to device"] - step.floor_s == pytest.approx(
         model.encoder_bytes / 12e9, rel=0.01
     )
@@ -309,7 +310,7 @@ def test_a_fast_link_waits_for_the_hosts_memory() -> None:
         hardware = replace(machine(free, gpu), disk=replace(DISK, read_gbps=40.0))
         plan = plan_memory(model, hardware, config)
         assert (plan.layer_bytes("disk") > 0) == from_disk
-        step = predict_step(plan, model, hardware, config, 1, 1)
+        step = predict_step(plan, model, hardware, config, StepLoad.decode(1))
         assert step.binding == "host memory"
         assert step.floor_s == pytest.approx((plan.streamed_bytes + plan.layer_bytes("disk")) / 40e9)
 

@@ -20,6 +20,7 @@ from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.asking import Place
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
+from penstock.memory.planning.step_work import StepLoad
 
 __all__ = ["undrafted"]  # a fixture
 
@@ -107,9 +108,9 @@ def test_what_a_pass_takes(multiplies_bytes: bool) -> None:
         layers=[layer, SimpleNamespace(num_bytes=100, is_resident=True, is_lower=True)], kept_share=None
     )
 
-    def predict(num_tokens: int, *_: object, is_alone: bool) -> Any:
-        assert is_alone
-        terms = {"memory": 0.2, "arithmetic": 0.1 * num_tokens}
+    def predict(load: StepLoad) -> Any:
+        assert load.is_alone
+        terms = {"memory": 0.2, "arithmetic": 0.1 * load.num_tokens}
         return SimpleNamespace(terms=terms, products_s=max(terms.values()))
 
     share = guess_share(2, multiplies_bytes)

@@ -17,6 +17,7 @@ from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.planner import plan_memory
 from penstock.memory.planning.product_split import ROW_UNIT, SplitStep, part_rows, whole_share
 from penstock.memory.planning.split_cost import split_work
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
 from penstock.model.shapes import footprint
@@ -155,7 +156,7 @@ def test_a_plan_of_a_gtx_1060() -> None:
     assert "--share-products off" in note
     for num_tokens, gain in ((1, 2.8), (16, 2.8), (64, 1.2), (512, 1.2)):
         mine, theirs = (
-            predict_step(plan, size, hardware, settings, num_tokens, num_tokens) for plan in plans
+            predict_step(plan, size, hardware, settings, StepLoad.decode(num_tokens)) for plan in plans
         )
         assert theirs.seconds / mine.seconds >= gain and mine.processor_share > 0
 

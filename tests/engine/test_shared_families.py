@@ -18,6 +18,7 @@ from penstock.engine import Engine
 from penstock.errors import ConfigError
 from penstock.kernels import SharedKernels
 from penstock.memory.planning.cost import predict_step
+from penstock.memory.planning.step_work import StepLoad
 
 needs_card = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -66,7 +67,8 @@ def test_a_plan_of_an_encoder_decoder() -> None:
     assert "but for the encoder's" in note
     for num_encoded, gain in ((0, 2.0), (16, 1.1), (512, 0.95)):
         mine, theirs = (
-            predict_step(plan, size, MACHINE, settings, 1, 1, num_encoded) for plan in (shared, alone)
+            predict_step(plan, size, MACHINE, settings, StepLoad(1, 1, num_encoded))
+            for plan in (shared, alone)
         )
         assert mine.floor_s <= mine.seconds and mine.num_encoded == num_encoded
         assert theirs.seconds / mine.seconds > gain, num_encoded

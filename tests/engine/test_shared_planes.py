@@ -27,6 +27,7 @@ from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.shared_plan import split_footprint
 from penstock.memory.planning.split_cost import split_work
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.registry import open_model
 from penstock.model.shapes import footprint
 from penstock.weights.conversion.convert import convert
@@ -173,9 +174,9 @@ def test_plans() -> None:
     (note,) = (note for note in guessing.notes if "share each product" in note)
     assert "all upper planes among it" in note
     for mine, theirs, least in ((shared, streamed, 2.4), (guessing, alone, 1.7)):
-        steps = [predict_step(plan, size, machine, settings, 1, 1) for plan in (mine, theirs)]
+        steps = [predict_step(plan, size, machine, settings, StepLoad.decode(1)) for plan in (mine, theirs)]
         assert steps[0].floor_s <= steps[0].seconds and steps[1].seconds / steps[0].seconds > least
-        apart = predict_step(mine, size, machine, settings, 1, 1, is_alone=True)
+        apart = predict_step(mine, size, machine, settings, StepLoad(1, 1, is_alone=True))
         assert apart.processor_share == 0 and apart.seconds > steps[0].seconds
     work = split_work(guessing, size, machine, settings, 1)
     assert work is not None and work.step.link_share == pytest.approx(0.5, abs=0.001)

@@ -13,6 +13,7 @@ from penstock.memory.planning.cards import find_card
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.planner import plan_memory
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
 from penstock.model.shapes import footprint, planned_tensors
@@ -42,7 +43,7 @@ def planned(
 
 
 def gain(plans: tuple[MemoryPlan, MemoryPlan], size: ModelFootprint, settings: EngineConfig) -> float:
-    mine, theirs = (predict_step(plan, size, MACHINE, settings, 1, 1) for plan in plans)
+    mine, theirs = (predict_step(plan, size, MACHINE, settings, StepLoad.decode(1)) for plan in plans)
     assert mine.floor_s <= mine.seconds
     return theirs.seconds / mine.seconds
 
@@ -57,7 +58,7 @@ def test_a_mixture_shares_products_and_experts() -> None:
     for note in ("the card and the processor share each product", "computes experts that lie in RAM"):
         assert sum(note in each for each in shared.notes) == 1
     assert gain(plans, size, settings) > 2
-    step = predict_step(shared, size, MACHINE, settings, 1, 1)
+    step = predict_step(shared, size, MACHINE, settings, StepLoad.decode(1))
     experts_alone = size.experts.num_bytes * step.experts.num_in_ram
     total = sum(size.layer_bytes) + size.experts.num_bytes * step.experts.num_asked
     assert step.processor_share > 1.2 * experts_alone / total, "the processor has dense products as well"
@@ -79,7 +80,7 @@ def test_large_experts_from_the_disk_are_computed_in_ram(disk: DiskProfile | Non
     plans = planned(size, settings, hardware)
     assert plans[0].shares_experts
     assert plans[0].host_used_bytes <= plans[0].host_budget_bytes
-    demand = predict_step(plans[0], size, hardware, settings, 1, 1).experts
+    demand = predict_step(plans[0], size, hardware, settings, StepLoad.decode(1)).experts
     assert demand.num_from_disk > 0 and (demand.num_from_disk > 1.01 * demand.num_missing) == stays
     if stays:
         assert gain(plans, size, settings) > 1.1

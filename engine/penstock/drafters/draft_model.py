@@ -35,6 +35,7 @@ from penstock.goes_with import Feature, check_together
 from penstock.loader import LoadedModel, PlannedModel, begin_reading, begin_tokenizer, open_folder
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import MemoryPlan, gib
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.shapes import footprint
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoints.hub import find_model
@@ -118,7 +119,7 @@ class DraftModel:
         self.model, self.plan, self.config = loaded.model, loaded.plan, loaded.config
         self._predict = predict = loaded.predict
         # No reference to the draft model itself: a closed one gives its memory back at once.
-        self._measured = MeasuredPrice(lambda num_places: predict(num_places, num_places).seconds)
+        self._measured = MeasuredPrice(lambda num_places: predict(StepLoad.decode(num_places)).seconds)
         #: Seconds that guesses have taken.
         self.spent_s = 0.0
         self._blocks = BlockManager(loaded.plan.num_kv_blocks, loaded.config.block_size, False)
@@ -201,8 +202,8 @@ class DraftModel:
             known = max((b.num_computed_tokens for b in twin.branches.values()), default=0) if twin else 0
             num_tokens += max(0, each.num_tokens - 1 - known)
         num_chunks, rest = divmod(num_tokens, MAX_CHUNK)
-        return num_chunks * self._predict(MAX_CHUNK, 0).seconds + (
-            self._predict(rest, 0).seconds if rest else 0.0
+        return num_chunks * self._predict(StepLoad(MAX_CHUNK, 0)).seconds + (
+            self._predict(StepLoad(rest, 0)).seconds if rest else 0.0
         )
 
     def start(self, sequences: List[Sequence]) -> list[Sequence]:

@@ -30,6 +30,7 @@ from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.sequence import Sequence
 from penstock.loader import LoadedModel, Model
 from penstock.memory.planning.plan import MemoryPlan
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.family import GivenRows
 
 #: Tokens that are said to be likely behind a place.
@@ -105,7 +106,7 @@ class MTPDrafter:
 
     def seconds(self, num_places: int) -> float:
         """What one level of guesses takes; 0 if nothing was measured."""
-        return self._predict(num_places, num_places).seconds
+        return self._predict(StepLoad.decode(num_places)).seconds
 
     def price(self, places: List[Place]) -> Price:
         """Guesser.price(): one level's."""
@@ -116,7 +117,7 @@ class MTPDrafter:
         self._take_in()
         twins = (self._twins.get(each.sequence_id) for each in sequences)
         num_waiting = sum(len(twin.waiting) - 1 for twin in twins if twin is not None)
-        return self._predict(num_waiting, 0).seconds if num_waiting > 0 else 0.0
+        return self._predict(StepLoad(num_waiting, 0)).seconds if num_waiting > 0 else 0.0
 
     def start(self, sequences: List[Sequence]) -> list[Sequence]:
         """Begin a step. A sequence whose last hidden states are not there, or that has no room, is not among

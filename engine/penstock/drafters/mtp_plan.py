@@ -19,6 +19,7 @@ from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.memory.planning.planner import plan_memory
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.registry import OpenModel, open_mtp_head, read_spec
 from penstock.model.shapes import footprint
@@ -99,7 +100,7 @@ class PlannedMTP:
 
     def _level_s(self, num_places: int) -> float:
         _, _, config, _, _, hardware, size, plan = self._planned
-        return predict_step(plan, size, hardware, config, num_places, num_places).seconds
+        return predict_step(plan, size, hardware, config, StepLoad.decode(num_places)).seconds
 
     def leave(
         self, config: EngineConfig, hardware: HardwareProfile | None
@@ -129,7 +130,7 @@ class PlannedMTP:
 def _step_s(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> Callable[[int], float]:
     """Seconds of a step of the model, by its tokens; the memory of activations is an estimate."""
     plan = plan_memory(size, hardware, config)
-    return lambda num_tokens: predict_step(plan, size, hardware, config, num_tokens, num_tokens).seconds
+    return lambda num_tokens: predict_step(plan, size, hardware, config, StepLoad.decode(num_tokens)).seconds
 
 
 def _trouble(opened: OpenModel | None, config: EngineConfig) -> str:

@@ -32,6 +32,7 @@ from penstock.generation.sequence import Sequence
 from penstock.loader import Model
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
+from penstock.memory.planning.step_work import StepLoad
 from penstock.weights.formats.model_formats import has_planes
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.streamer import LayerStreamer
@@ -77,7 +78,8 @@ def pass_s(plan: MemoryPlan, predict: Predict, share: float, num_places: int) ->
     arithmetic: a few rows hide theirs behind the reading of 8 bits, and 4 bits are read too soon for that. A
     card that shares products computes a pass alone."""
     one, step, as_many_rows = (
-        predict(count, count, is_alone=True) for count in (1, num_places, math.ceil(num_places * share))
+        predict(StepLoad(count, count, is_alone=True))
+        for count in (1, num_places, math.ceil(num_places * share))
     )
     upper, streamed = float(sum(layer.num_bytes for layer in plan.layers if not layer.is_lower)), 2.0
     if plan.kept_share is not None:

@@ -19,6 +19,7 @@ from penstock.memory.kv_spill.splits_in_ram import NOTHING_SPILLED, SpilledKeys
 from penstock.memory.planning.cost import UNKNOWN, MeasuredSteps, Predict
 from penstock.memory.planning.expert_demand import ExpertDemand
 from penstock.memory.planning.plan import MemoryPlan
+from penstock.memory.planning.step_work import StepLoad
 from penstock.metrics import EngineMetrics, KVSpillStats, StepStats
 from penstock.weights.streamer import LayerStreamer
 
@@ -75,14 +76,14 @@ class StepMeter(StepObserver):
     def predict_s(self, num_tokens: int) -> float:
         """Seconds of a step, by the rates of the hardware or, where those are unknown, by earlier steps."""
         num_sampled = min(num_tokens, self._max_num_seqs)
-        expected = self.predict(num_tokens, num_sampled, 0, None, *self._expected.parts(num_tokens))
+        expected = self.predict(StepLoad(num_tokens, num_sampled, 0, None, *self._expected.parts(num_tokens)))
         return self.measured.predict_s(num_tokens) if expected is UNKNOWN else expected.seconds
 
     def known_s(self, num_tokens: int) -> float:
         """Seconds of a step by the rates of the hardware, all of whose logits are wanted; 0 where the rates
         are unknown."""
         if num_tokens not in self._known_s:
-            found = self.predict(num_tokens, num_tokens, 0, None, *self._expected.parts(num_tokens))
+            found = self.predict(StepLoad(num_tokens, num_tokens, 0, None, *self._expected.parts(num_tokens)))
             self._known_s[num_tokens] = found.seconds
         return self._known_s[num_tokens]
 
@@ -90,8 +91,8 @@ class StepMeter(StepObserver):
         """Seconds that a prompt takes alone, in steps of at most `max_tokens`; 0 where the rates are
         unknown."""
         num_whole, rest = divmod(num_tokens, max_tokens)
-        whole_s = self.predict(max_tokens, 1).seconds if num_whole else 0.0
-        return num_whole * whole_s + (self.predict(rest, 1).seconds if rest else 0.0)
+        whole_s = self.predict(StepLoad(max_tokens, 1)).seconds if num_whole else 0.0
+        return num_whole * whole_s + (self.predict(StepLoad(rest, 1)).seconds if rest else 0.0)
 
     def before(self, scheduler: Scheduler) -> None:
         tiers, spill = self._streamer.tiers, self._spill
@@ -119,10 +120,10 @@ class StepMeter(StepObserver):
         num_tokens, num_encoded = batch.num_tokens, batch.num_encoded
         spilled = self._spill.num_moved_bytes - mark.spilled_bytes
         attended = self._spill.attended_bytes - mark.attended_bytes
-        expected = self.predict(num_tokens, batch.num_rows, num_encoded, None, spilled, attended)
+        expected = self.predict(StepLoad(num_tokens, batch.num_rows, num_encoded, None, spilled, attended))
         demand = self._demand(mark)
         floor = (
-            self.predict(num_tokens, batch.num_rows, num_encoded, demand, spilled, attended)
+            self.predict(StepLoad(num_tokens, batch.num_rows, num_encoded, demand, spilled, attended))
             if demand.num_asked
             else expected
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from penstock.kernel_tuning import KernelTuning
@@ -130,13 +131,17 @@ class HardwareProfile:
             "the models are) measures them again: run it while nothing else runs"
         ]
 
-    @property
+    @cached_property
+    def processor(self) -> LaneProfile:
+        free, gbps, gops = self.free_ram_bytes, self.memory_read_gbps, self.int8_gops
+        return LaneProfile(False, free, gbps, gops, self.products, self.formats)
+
+    @cached_property
     def lane(self) -> LaneProfile:
         """The place that computes: the GPU if there is one, else the processor."""
-        if self.device is None:
-            free, gbps, gops = self.free_ram_bytes, self.memory_read_gbps, self.int8_gops
-            return LaneProfile(False, free, gbps, gops, self.products, self.formats)
         device = self.device
+        if device is None:
+            return self.processor
         return LaneProfile(
             True,
             device.free_bytes,

@@ -23,7 +23,7 @@ from penstock.loader import plan_model
 from penstock.memory.hardware import HardwareProfile, capacities
 from penstock.memory.lane import Lane
 from penstock.memory.planning.cost import UNKNOWN, Predict, StepPrediction
-from penstock.memory.planning.expert_demand import ExpertDemand
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.registry import OpenModel
 from penstock.nodes.cut import MachineRates, cut
 from penstock.nodes.door import Door
@@ -232,28 +232,17 @@ class Leader:
     @property
     def own_step_s(self) -> float:
         """Seconds that a step of one token should take on this machine; 0 if that is unknown."""
-        return self._own(1, 1).seconds if self._own is not None else 0.0
+        return self._own(StepLoad.decode(1)).seconds if self._own is not None else 0.0
 
     def predict(self, own: Predict) -> Predict:
         """How long a step takes on all machines, one after the other. `own`: on this one."""
         self._own = own
 
-        def predict(
-            num_tokens: int,
-            num_sampled: int,
-            num_encoded: int = 0,
-            demand: ExpertDemand | None = None,
-            spilled_bytes: int = 0,
-            attended_bytes: int = 0,
-            /,
-            *,
-            is_alone: bool = False,
-        ) -> StepPrediction:
-            elsewhere = (spilled_bytes, attended_bytes)
-            found = own(num_tokens, num_sampled, num_encoded, demand, *elsewhere, is_alone=is_alone)
+        def predict(load: StepLoad) -> StepPrediction:
+            found = own(load)
             if found is UNKNOWN:
                 return found
-            others = [member.planned.step_s(num_tokens) for member in self.members if member.planned]
+            others = [member.planned.step_s(load.num_tokens) for member in self.members if member.planned]
             return replace(found, seconds=found.seconds + sum(others))
 
         return predict

@@ -20,6 +20,7 @@ from penstock.memory.lane import Lane, find_lane, gpu_trouble
 from penstock.memory.planning.budgets import Budgets
 from penstock.memory.planning.cost import UNKNOWN, predict_step
 from penstock.memory.planning.planner import estimate_activations
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.registry import OpenModel, open_model
 from penstock.model.shapes import footprint
 from penstock.nodes.cut import MachineRates
@@ -148,7 +149,8 @@ class Part:
         while sizes[-1] < config.max_num_batched_tokens:
             sizes.append(min(2 * sizes[-1], config.max_num_batched_tokens))
         steps = [
-            predict_step(plan, self._planned.size, self._planned.hardware, config, size, 0) for size in sizes
+            predict_step(plan, self._planned.size, self._planned.hardware, config, StepLoad(size, 0))
+            for size in sizes
         ]
         return Planned(
             plan.num_kv_tokens,

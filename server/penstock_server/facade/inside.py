@@ -23,6 +23,7 @@ from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.kv_blocks import num_together
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.popularity import USUAL_EXPONENT, USUAL_OFFSET, usual_weights
+from penstock.memory.planning.step_work import StepLoad
 from penstock.metrics import STEP_TOKENS
 from penstock.model.mixture.drawn_routing import DrawnRouters
 from penstock.spec import ModelFootprint
@@ -147,7 +148,7 @@ def _drafting(engine: Engine) -> tuple[DraftingBody, ...]:
 def predicted_step(engine: Engine, num_tokens: int, num_sampled: int, num_encoded: int = 0) -> StepPrediction:
     """The plan's prediction for a step of `num_tokens` tokens that samples after `num_sampled` of them, and
     that encodes prompts of `num_encoded` tokens together."""
-    return engine.meter.predict(num_tokens, num_sampled, num_encoded)
+    return engine.meter.predict(StepLoad(num_tokens, num_sampled, num_encoded))
 
 
 def plan_body(plan: MemoryPlan) -> PlanBody:

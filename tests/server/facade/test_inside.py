@@ -12,6 +12,7 @@ from test_seams import engine_of, open_mixture, write_mixture
 from penstock import Engine, EngineConfig, GenerationRequest, SamplingParams
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import gib
+from penstock.memory.planning.step_work import StepLoad
 from penstock_server.facade import inside
 from penstock_server.facade.plan_table import plan_table
 
@@ -46,7 +47,7 @@ def test_how_it_stands(engine: Engine) -> None:
 def test_its_plan(engine: Engine) -> None:
     plan = inside.served_plan_of(engine)
     assert (len(plan.layers), plan.num_resident_layers, plan.streamed_bytes) == (3, 3, 0)
-    assert (plan.step.num_tokens, plan.step.seconds) == (1, engine.meter.predict(1, 1).seconds)
+    assert (plan.step.num_tokens, plan.step.seconds) == (1, engine.meter.predict(StepLoad.decode(1)).seconds)
     assert plan.step.seconds > 0 and plan.num_kv_tokens == 256
     rows = [row for row in plan_table(plan) if row.startswith("3 layers")]
     assert len(rows) == 1 and rows[0].endswith("resident")

@@ -21,6 +21,7 @@ from penstock.memory.hardware import DiskProfile, HardwareProfile, KernelProfile
 from penstock.memory.planning.cards import find_card
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.planner import plan_memory
+from penstock.memory.planning.step_work import StepLoad
 from penstock.metrics import StepStats, Traffic
 from penstock.model.known_shapes import find_shape
 from penstock.nodes.member import NodeStatus
@@ -223,7 +224,7 @@ def test_the_plan_and_its_step(make_client: MakeClient, model: FakeModel) -> Non
     assert [*keys(told)] == [*PLAN, *(f"step.{name}" for name in STEP), *beyond, "drafting", "nodes"]
     assert len(told["layers"]) == len(MEMORY_PLAN.layers) and told["kv_bytes"] == MEMORY_PLAN.kv_bytes
     assert told["num_resident_layers"] == len(MEMORY_PLAN.resident)
-    step = model.meter.predict(1, 1)
+    step = model.meter.predict(StepLoad.decode(1))
     assert (told["step"]["seconds"], told["step"]["binding"]) == (step.seconds, step.binding)
     assert told["step"]["terms"] == step.terms
     assert (told["draft_model_bytes"], told["drafting"]) == (0, [])  # the time of no step is known

@@ -1,11 +1,10 @@
 """StepPrediction: how long a step takes by a plan. Pure.
 
-A step reads every weight once, streams what is not resident, and multiplies. An encoder's weights take part
-only in a step that encodes a prompt. At best these three overlap
-wholly: the floor that physics sets is max(bytes / rate of each link, bytes of weights / rate of the memory,
-operations / rate). The prediction is what to expect: links still overlap with computing, but a product takes
-as long as products with this number of rows were measured to take, and the rest of a layer takes time of its
-own.
+Each feature of a step brings its Work at the limits of the machine (step_work.py). At best, links, memories
+and arithmetic overlap wholly: what takes longest is the floor. The prediction is what to expect. Links still
+overlap with computing, but the lane, the processor or the card that computes the layers, does one thing after
+the other: it multiplies as fast as products with this number of rows were measured, waits for experts, and
+takes time for calls.
 
 Experts that are missing can't be read before their layer's router has chosen them, so that their reading
 overlaps with the products of the layer's experts alone. The seconds of this order are the term "experts":
@@ -15,22 +14,26 @@ all other weights / rate of the memory, and then the missing experts / rate of t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.config import EngineConfig
-from penstock.memory.hardware import HardwareProfile, LaneProfile
+from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.expert_demand import NO_DEMAND, ExpertDemand
-from penstock.memory.planning.experts.expert_window import EXPERT_OVERHEAD_S, ExpertWindow, expert_window
-from penstock.memory.planning.plan import LayerPlacement, MemoryPlan
-from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, own_rates, product_s
+from penstock.memory.planning.experts.expert_window import EXPERT_OVERHEAD_S, expert_window
+from penstock.memory.planning.plan import MemoryPlan
+from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, multiply_s
 from penstock.memory.planning.split_cost import SplitWork, split_work
+from penstock.memory.planning.step_work import EXPERTS, StepLoad, StepWork
+from penstock.memory.planning.work import Timeline, Work, simulate
 from penstock.spec import ModelFootprint
 
 #: Seconds of all that is not a product, for each token and element of a vector that passes a matrix, as
 #: LAYER_OVERHEAD_S has them for each layer.
 ELEMENT_S = 0.5e-9
+#: The resource of what the lane does.
+LANE = "lane"
 
 
 @dataclass(frozen=True)
@@ -63,23 +66,22 @@ class StepPrediction:
         return max(names, key=lambda name: self.terms[name])
 
 
-class Predict(Protocol):
-    """predict_step() of one engine."""
+class Predictor(NamedTuple):
+    """Predicts the steps of a model on a machine by any plan."""
 
-    def __call__(
-        self,
-        num_tokens: int,
-        num_sampled: int,
-        num_encoded: int = 0,
-        demand: ExpertDemand | None = None,
-        spilled_bytes: int = 0,
-        attended_bytes: int = 0,
-        /,
-        *,
-        is_alone: bool = False,
-    ) -> StepPrediction: ...
+    footprint: ModelFootprint
+    hardware: HardwareProfile
+    config: EngineConfig
+
+    def step(self, plan: MemoryPlan, load: StepLoad) -> StepPrediction:
+        return predict_step(plan, *self, load)
+
+    def decode(self, plan: MemoryPlan, num_tokens: int) -> StepPrediction:
+        return self.step(plan, StepLoad.decode(num_tokens))
 
 
+#: predict_step() of one engine.
+Predict = Callable[[StepLoad], StepPrediction]
 #: The prediction where nothing was measured.
 UNKNOWN = StepPrediction(0, 0, {"nothing": 0.0}, 0.0)
 
@@ -120,249 +122,94 @@ def predict_step(
     footprint: ModelFootprint,
     hardware: HardwareProfile,
     config: EngineConfig,
-    num_tokens: int,
-    num_sampled: int,
-    num_encoded: int = 0,
-    demand: ExpertDemand | None = None,
-    spilled_bytes: int = 0,
-    attended_bytes: int = 0,
-    is_alone: bool = False,
+    load: StepLoad,
 ) -> StepPrediction:
-    """How long a step takes that also encodes prompts of `num_encoded` tokens together. A rate that is
-    unknown (0, or no disk was measured) has no term. `demand` are the experts that the step asked for, if
-    they are known. `spilled_bytes` of keys and values come from elsewhere or go there: over a GPU's link, or
-    from the disk of the weights or, if they have one, a disk of their own. Writing is taken for as fast as
-    reading. To `attended_bytes` more the processor attends beside a GPU (SpilledKeys.parts()). `is_alone`: a
-    card computes all products of dense layers, whatever the plan says."""
-    rows, lane = config.rows_per_token, hardware.lane
-    elsewhere = _Elsewhere.of(spilled_bytes, attended_bytes, footprint, hardware)
-    window = expert_window(plan, footprint.experts, hardware, rows, num_tokens, demand)
-    demand = window.demand
-    shares_products = plan.kept_share is not None and not is_alone
-    if shares_products and (work := split_work(plan, footprint, hardware, config, num_tokens, window)):
-        step = _shared_step(work, window, footprint, hardware, num_tokens, num_sampled, rows, elsewhere)
-        return _with_encoder(step, plan, footprint, hardware, rows, num_encoded) if num_encoded else step
-    elements = num_tokens * footprint.token_elements + num_encoded * footprint.encoder_elements
-    elements -= min(elements, int(window.num_passes * footprint.experts.elements))
-    moved = _Moved.of(plan, footprint, demand, num_encoded, elsewhere)
-    operations = 2 * rows * (elements + num_sampled * footprint.head_elements)
-    terms = _terms(moved, operations, window.reading_s, hardware)
+    """How long a step takes. A rate that is unknown (0, or no disk was measured) has no term."""
+    rows = config.rows_per_token
+    window = expert_window(plan, footprint.experts, hardware, rows, load.num_tokens, load.demand)
+    step = StepWork(plan, footprint, hardware, rows, load, window)
+    if plan.kept_share is not None and not load.is_alone:
+        split = split_work(plan, footprint, hardware, config, load.num_tokens, window)
+        if split is not None:
+            return _shared(step, split)
+    return _alone(step)
+
+
+def _alone(step: StepWork) -> StepPrediction:
+    """A step whose dense products the lane computes alone."""
+    size, window, lane = step.size, step.window, step.hardware.lane
+    limits = simulate(step.alone())
+    terms, weights = _terms(step, limits), step.weights
     if not terms:
         return UNKNOWN
-    floor_s = products_s = max(terms.values())
-    if window.processor_s:
-        floor_s = max(floor_s, moved.dense_bytes / lane.memory_gbps / 1e9 + window.waiting_s)
-    if elsewhere.attended_bytes and lane.memory_gbps:  # a layer's attention is between its products
-        floor_s = max(floor_s, moved.dense_bytes / lane.memory_gbps / 1e9 + elsewhere.attended_s)
-    if lane.products:
-        products_s = _dense_products_s(lane, footprint, rows, num_tokens, num_encoded, num_sampled)
-        products_s += max(window.products_s, window.waiting_s) + elsewhere.attended_s
-        copied_bytes = moved.streamed_bytes + 2 * elsewhere.moved_bytes
-        products_s += copied_bytes / lane.memory_gbps / 1e9 if lane.memory_gbps else 0.0
-    vectors = 0.0 if lane.has_own_memory else elements / footprint.hidden_size
-    layers = plan.layers if num_encoded else plan.step_layers
-    other_s = LAYER_OVERHEAD_S * sum(not layer.is_lower for layer in layers) + ELEMENT_S * vectors
-    other_s += EXPERT_OVERHEAD_S * demand.num_asked
-    seconds = max(floor_s, products_s) + other_s
-    processor_share = moved.in_ram_bytes / (moved.dense_bytes + moved.expert_bytes + moved.in_ram_bytes)
-    return StepPrediction(
-        num_tokens, num_sampled, terms, seconds, products_s, num_encoded, demand, processor_share
-    )
+    has_rates = bool(lane.products)
+    products = Work(LANE, _dense_products_s(step) if has_rates else weights.seconds)
+    experts = Work(LANE, window.products_s if has_rates else 0.0)
+    waiting = Work("waiting", window.waiting_s if weights.seconds else 0.0, after=(products,))
+    written_s = step.written.seconds if has_rates else 0.0
+    # Without rates of products the lane is at its limits, where these overlap.
+    others = Work(LANE, step.attended_s + written_s, after=(experts, waiting) if has_rates else (products,))
+    expected = simulate((products, experts, waiting, others))
+    seconds = max(limits.seconds, expected.seconds) + _calls_s(step)
+    products_s = expected.ends.get(LANE, 0.0) if has_rates else max(terms.values())
+    demand = window.demand
+    in_ram = size.experts.num_bytes * demand.num_in_ram
+    multiplied = step.dense_bytes + size.experts.num_bytes * demand.num_asked
+    return _prediction(step, terms, seconds, products_s, in_ram / multiplied)
 
 
-def _shared_step(
-    work: SplitWork,
-    window: ExpertWindow,
-    footprint: ModelFootprint,
-    hardware: HardwareProfile,
-    num_tokens: int,
-    num_sampled: int,
-    rows: int,
-    elsewhere: _Elsewhere,
+def _shared(step: StepWork, split: SplitWork) -> StepPrediction:
+    """A step whose products a card and the processor share. The link is busy with weights for most of it, so
+    that keys and values take time of their own; an encoder's layers come first, and the card computes them
+    alone."""
+    size, lane, demand = step.size, step.hardware.lane, step.window.demand
+    encoder = step.encoder()
+    limits = simulate([*encoder, *step.shared(split)])
+    terms = _terms(step, limits)
+    elsewhere_s = max(step.at("host to device", step.load.spilled_bytes).seconds, step.attended_s)
+    chain = [Work(LANE, each) for each in (split.step.seconds(split.share), step.head_s, elsewhere_s)]
+    if step.load.num_encoded:
+        rows = step.rows_per_token * step.load.num_encoded
+        products_s = multiply_s(lane, size.encoder_bytes, size.encoder_elements, rows)
+        encoder_s = max(simulate(encoder).seconds, products_s)
+        chain.insert(0, Work(LANE, encoder_s + LAYER_OVERHEAD_S * step.plan.num_encoder_layers))
+    seconds = max(limits.seconds, simulate(chain).seconds)
+    left = (1 - split.share) * split.step.rest_bytes + size.experts.num_bytes * demand.num_in_ram
+    multiplied = split.step.kept_bytes + split.step.rest_bytes + size.experts.num_bytes * demand.num_asked
+    return _prediction(step, terms, seconds, terms["arithmetic"], left / multiplied)
+
+
+def _terms(step: StepWork, limits: Timeline) -> dict[str, float]:
+    """Seconds for which each resource is busy; of experts, when they have come."""
+    terms = {name: limits.busy[name] for name in step.rates if name in limits.busy}
+    return terms | ({EXPERTS: limits.ends[EXPERTS]} if EXPERTS in limits.ends else {})
+
+
+def _prediction(
+    step: StepWork, terms: dict[str, float], seconds: float, products_s: float, processor_share: float
 ) -> StepPrediction:
-    """A step whose products a card and the processor share, `rows` rows for each token. The link is busy with
-    weights for most of it, so that keys and values take time of their own."""
-    step, share, lane = work.step, work.share, hardware.lane
-    head = footprint.head_elements
-    head_s = max(head / lane.memory_gbps, 2 * rows * num_sampled * head / lane.int8_gops) / 1e9
-    streamed, size, demand = share * step.rest_bytes, footprint.experts.num_bytes, window.demand
-    in_ram, on_card = size * demand.num_in_ram, size * (demand.num_asked - demand.num_in_ram)
-    from_disk, disk_bps = size * demand.num_from_disk, 1e9 * _disk_gbps(hardware)
-    moved, attended = elsewhere.moved_bytes, elsewhere.attended_bytes
-    brought, left = step.link_share * streamed, step.rest_bytes - streamed
-    link_bytes = brought + step.moved_bytes + moved
-    terms = {
-        # What comes over the link is written to memory before it is read.
-        "memory": (step.kept_bytes + streamed + on_card + link_bytes + moved + head) / lane.memory_gbps / 1e9,
-        "arithmetic": (step.kept_bytes + streamed) / step.card_bps + window.products_s + head_s,
-        "host to device": link_bytes / step.link_bps,
-        "processor": left / step.processor_bps + window.processor_s + attended / step.memory_bps,
-        "host memory": (left + brought + step.moved_bytes + in_ram + from_disk + moved + attended)
-        / step.memory_bps,
-    }
-    if from_disk and disk_bps:
-        terms["disk"] = from_disk / disk_bps
-    elsewhere_s = max(moved / step.link_bps, elsewhere.attended_s)
-    seconds = max(step.seconds(share) + head_s + elsewhere_s, *terms.values())
-    multiplied = step.kept_bytes + step.rest_bytes + size * demand.num_asked
-    processor_share = (left + in_ram) / multiplied
+    num_tokens, num_sampled, num_encoded = step.load[:3]
+    experts = step.window.demand
     return StepPrediction(
-        num_tokens,
-        num_sampled,
-        terms,
-        seconds,
-        terms["arithmetic"],
-        experts=demand,
-        processor_share=processor_share,
+        num_tokens, num_sampled, terms, seconds, products_s, num_encoded, experts, processor_share
     )
 
 
-def _with_encoder(
-    step: StepPrediction,
-    plan: MemoryPlan,
-    footprint: ModelFootprint,
-    hardware: HardwareProfile,
-    rows: int,
-    num_encoded: int,
-) -> StepPrediction:
-    """A step whose products are shared, behind a sweep of the encoder, which a card computes alone."""
-    lane, num_bytes = hardware.lane, footprint.encoder_bytes
-    streamed = _sum_bytes(layer for layer in plan.layers[: plan.num_encoder_layers] if not layer.is_resident)
-    operations = 2 * rows * num_encoded * footprint.encoder_elements
-    amounts = {
-        "memory": (num_bytes + streamed, lane.memory_gbps),
-        "arithmetic": (operations, lane.int8_gops),
-        "host to device": (streamed, lane.link_gbps),
-        "host memory": (streamed, hardware.memory_read_gbps),
-    }
-    terms = {name: amount / rate / 1e9 for name, (amount, rate) in amounts.items()}
-    seconds = max(terms.values())
-    if lane.products:
-        products_s = product_s(lane.products, num_bytes, footprint.encoder_elements, rows * num_encoded)
-        seconds = max(seconds, products_s)
-    return replace(
-        step,
-        num_encoded=num_encoded,
-        terms={name: own + terms.get(name, 0.0) for name, own in step.terms.items()},
-        seconds=step.seconds + seconds + LAYER_OVERHEAD_S * plan.num_encoder_layers,
+def _dense_products_s(step: StepWork) -> float:
+    """Seconds of a step's products but for experts, by measured rates."""
+    size, load, lane, rows = step.size, step.load, step.hardware.lane, step.rows_per_token
+    head, encoded = size.head_elements, rows * load.num_encoded
+    return (
+        multiply_s(lane, size.decoder_bytes, size.layer_elements, rows * load.num_tokens, size.formats)
+        + multiply_s(lane, size.encoder_bytes, size.encoder_elements, encoded)
+        + multiply_s(lane, head, head, rows * load.num_sampled, size.head_formats)
     )
 
 
-class _Elsewhere(NamedTuple):
-    """Keys and values that lie elsewhere."""
-
-    #: Bytes that come or go, over a GPU's link or from and to the disk; and bytes to which the processor
-    #: attends where they lie, in so many seconds.
-    moved_bytes: int
-    attended_bytes: int
-    attended_s: float
-
-    @classmethod
-    def of(
-        cls, spilled_bytes: int, attended_bytes: int, footprint: ModelFootprint, hardware: HardwareProfile
-    ) -> _Elsewhere:
-        """The processor shares its memory with the link, and each layer crosses once."""
-        if not attended_bytes or not hardware.memory_read_gbps:
-            return cls(spilled_bytes, 0, 0.0)
-        num_layers = footprint.num_layers - footprint.num_encoder_layers
-        attended_s = (spilled_bytes + attended_bytes) / hardware.memory_read_gbps / 1e9
-        return cls(spilled_bytes, attended_bytes, attended_s + num_layers * hardware.lane.crossing_s)
-
-
-@dataclass(frozen=True)
-class _Moved:
-    """The bytes that a step moves."""
-
-    #: Weights that are multiplied: all but experts, experts, and experts that the processor computes beside
-    #: a card.
-    dense_bytes: int
-    expert_bytes: float
-    in_ram_bytes: float
-    #: Weights that come to where they are computed, and from the disk; experts among them.
-    streamed_bytes: float
-    disk_bytes: float
-    elsewhere: _Elsewhere
-
-    @classmethod
-    def of(
-        cls,
-        plan: MemoryPlan,
-        footprint: ModelFootprint,
-        demand: ExpertDemand,
-        num_encoded: int,
-        elsewhere: _Elsewhere,
-    ) -> _Moved:
-        swept, size = plan.layers if num_encoded else plan.step_layers, footprint.experts.num_bytes
-        missing, from_disk = size * demand.num_missing, size * demand.num_from_disk
-        dense = footprint.decoder_bytes + footprint.head_elements
-        return cls(
-            dense_bytes=dense + (footprint.encoder_bytes if num_encoded else 0),
-            expert_bytes=size * (demand.num_asked - demand.num_in_ram),
-            in_ram_bytes=size * demand.num_in_ram,
-            streamed_bytes=missing + _sum_bytes(layer for layer in swept if not layer.is_resident),
-            disk_bytes=from_disk + _sum_bytes(layer for layer in swept if layer.home == "disk"),
-            elsewhere=elsewhere,
-        )
-
-
-def _terms(moved: _Moved, operations: int, reading_s: float, hardware: HardwareProfile) -> dict[str, float]:
-    """Link, memory or arithmetic -> seconds. Missing experts arrive in `reading_s`."""
-    lane, own_disk = hardware.lane, hardware.spill_disk
-    spilled, attended, _ = moved.elsewhere
-    over_link = spilled if lane.has_own_memory else 0
-    from_disk = spilled - over_link
-    shared_bytes = from_disk if own_disk is None else 0
-    amounts = {
-        # What is streamed is written to memory before it is read.
-        "memory": (
-            moved.dense_bytes + moved.expert_bytes + moved.streamed_bytes + 2 * spilled,
-            lane.memory_gbps,
-        ),
-        "arithmetic": (operations, lane.int8_gops),
-        "disk": (moved.disk_bytes + shared_bytes, _disk_gbps(hardware)),
-        "spill disk": (from_disk - shared_bytes, own_disk.read_gbps if own_disk else 0.0),
-        "host to device": (moved.streamed_bytes + over_link, lane.link_gbps),
-        "processor": (moved.in_ram_bytes + attended, hardware.memory_read_gbps),
-        # Copying to a GPU reads the host's memory, into which the disk writes.
-        "host memory": (
-            moved.streamed_bytes + moved.disk_bytes + moved.in_ram_bytes + over_link + attended,
-            hardware.memory_read_gbps if lane.has_own_memory else 0.0,
-        ),
-    }
-    terms = {name: amount / rate / 1e9 for name, (amount, rate) in amounts.items() if rate and amount}
-    if moved.in_ram_bytes and hardware.memory_read_gbps:
-        reading_s = max(reading_s, moved.in_ram_bytes / hardware.memory_read_gbps / 1e9)
-    if reading_s and lane.memory_gbps:
-        terms["experts"] = moved.dense_bytes / lane.memory_gbps / 1e9 + reading_s
-    return terms
-
-
-def _disk_gbps(hardware: HardwareProfile) -> float:
-    return hardware.disk.read_gbps if hardware.disk else 0.0
-
-
-def _sum_bytes(layers: Iterable[LayerPlacement]) -> int:
-    return sum(layer.num_bytes for layer in layers)
-
-
-def _dense_products_s(
-    lane: LaneProfile,
-    footprint: ModelFootprint,
-    rows: int,
-    num_tokens: int,
-    num_encoded: int,
-    num_sampled: int,
-) -> float:
-    """Seconds of a step's products but for experts, with `rows` rows for each token."""
-    layers, head = (
-        own_rates(lane.products, lane.formats, formats)
-        for formats in (footprint.formats, footprint.head_formats)
-    )
-    return sum(
-        product_s(lane.products, *each)
-        for each in (
-            (footprint.decoder_bytes, footprint.layer_elements, rows * num_tokens, layers),
-            (footprint.encoder_bytes, footprint.encoder_elements, rows * num_encoded),
-            (footprint.head_elements, footprint.head_elements, rows * num_sampled, head),
-        )
-    )
+def _calls_s(step: StepWork) -> float:
+    """Seconds of all that is no product."""
+    layers = step.plan.layers if step.load.num_encoded else step.plan.step_layers
+    seconds = LAYER_OVERHEAD_S * sum(not layer.is_lower for layer in layers)
+    if not step.hardware.lane.has_own_memory:
+        seconds += ELEMENT_S * step.num_elements / step.size.hidden_size
+    return seconds + EXPERT_OVERHEAD_S * step.window.demand.num_asked

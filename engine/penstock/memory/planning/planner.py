@@ -12,6 +12,7 @@ from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, ram_share
 from penstock.memory.pages import round_up
 from penstock.memory.planning.budgets import Budgets
+from penstock.memory.planning.cost import Predictor
 from penstock.memory.planning.kv_blocks import KVBlocks, context
 from penstock.memory.planning.plan import (
     CUDA_CONTEXT_BYTES,
@@ -65,7 +66,7 @@ def plan_memory(
     def make_plan(size: ModelFootprint, more_bytes: int) -> MemoryPlan:
         return _Planner(size, hardware, config, activation_bytes + more_bytes, is_measured).plan()
 
-    plan = with_processor(make_plan(footprint, 0), footprint, hardware, config, make_plan)
+    plan = with_processor(make_plan(footprint, 0), Predictor(footprint, hardware, config), make_plan)
     return plan if footprint.implementation == "penstock" else replace(plan, notes=(FOREIGN, *plan.notes))
 
 

@@ -1,8 +1,8 @@
-"""How long products take, by measured rates of products. Pure."""
+"""How long products take, by measured rates of products or by what memory and arithmetic allow. Pure."""
 
 from __future__ import annotations
 
-from penstock.memory.hardware import FormatRates, ProductRates
+from penstock.memory.hardware import FormatRates, LaneProfile, ProductRates
 
 #: Seconds of all that is not a product (norms, attention over a short context, activations, the calls
 #: themselves) in a layer, measured on two cores.
@@ -13,6 +13,18 @@ LAYER_OVERHEAD_S = 150e-6
 PLAIN = "int8"
 #: Elements by the names of their formats.
 Formats = tuple[tuple[str, int], ...]
+
+
+def multiply_s(
+    lane: LaneProfile, num_bytes: float, num_elements: float, rows: int, formats: Formats = ()
+) -> float:
+    """Seconds of products of `rows` rows by matrices with so many bytes and elements, and in these formats.
+    Without measured rates of products, what memory and arithmetic allow; a rate of 0 is not known."""
+    if lane.products:
+        own = own_rates(lane.products, lane.formats, formats)
+        return product_s(lane.products, round(num_bytes), round(num_elements), rows, own)
+    amounts = (num_bytes, lane.memory_gbps), (2 * rows * num_elements, lane.int8_gops)
+    return max(amount / rate / 1e9 if rate else 0.0 for amount, rate in amounts)
 
 
 def product_s(

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError
-from penstock.memory.hardware import HardwareProfile
 from penstock.memory.pages import round_up
-from penstock.memory.planning.cost import predict_step
+from penstock.memory.planning.cost import Predictor
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.product_split import SHARE_STEPS, part_rows
 from penstock.memory.planning.split_cost import split_work
@@ -19,11 +18,10 @@ from penstock.spec import ModelFootprint
 MakePlan = Callable[[ModelFootprint, int], MemoryPlan]
 
 
-def may_share_products(
-    plan: MemoryPlan, footprint: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
-) -> bool:
+def may_share_products(plan: MemoryPlan, predictor: Predictor) -> bool:
     """Whether there is a card, layers that don't stay in its memory, and a model whose products can be
     shared."""
+    footprint, hardware, config = predictor
     is_streamed = plan.has_gpu and plan.streamed_bytes > 0
     has_rates = bool(hardware.memory_read_gbps and hardware.int8_gops and hardware.lane.link_gbps)
     return is_streamed and has_rates and bool(footprint.matrices) and config.share_products == "auto"
@@ -75,14 +73,11 @@ def split_footprint(footprint: ModelFootprint, share: float, keeps_upper: bool =
 
 
 def split_plan(
-    alone: MemoryPlan,
-    footprint: ModelFootprint,
-    config: EngineConfig,
-    activation_bytes: int,
-    make_plan: MakePlan,
+    alone: MemoryPlan, predictor: Predictor, activation_bytes: int, make_plan: MakePlan
 ) -> MemoryPlan | None:
     """The plan in which the card keeps as large a share of each matrix as fits, with `activation_bytes` more
     of activations than in the plan in which it is `alone`. None if the rest does not fit into RAM."""
+    footprint, _, config = predictor
     has_upper = keeps_upper(footprint, config)
     # A product has two results for a moment: its parts, and the parts together.
     activation_bytes += 4 * config.max_num_batched_tokens * footprint.widest_layer
@@ -91,24 +86,21 @@ def split_plan(
             found = make_plan(split_footprint(footprint, share, has_upper), activation_bytes)
         except CapacityError:
             continue
-        if found.at_home("disk") or len(found.resident) * 2 != len(found.step_layers):
+        if len(found.resident) * 2 != len(found.step_layers):
             continue
+        if found.at_home("disk"):
+            return None  # a smaller share leaves more to RAM
         return replace(found, kept_share=share, keeps_upper=has_upper)
     return None
 
 
-def product_note(
-    shared: MemoryPlan,
-    alone: MemoryPlan,
-    footprint: ModelFootprint,
-    hardware: HardwareProfile,
-    config: EngineConfig,
-) -> str:
+def product_note(shared: MemoryPlan, alone: MemoryPlan, predictor: Predictor) -> str:
     """What shared products bring, for people."""
-    before, after = (predict_step(plan, footprint, hardware, config, 1, 1) for plan in (alone, shared))
+    before, after = (predictor.decode(plan, 1) for plan in (alone, shared))
+    footprint = predictor.footprint
     texts, sharing_s = [], 0.0
     for num_tokens in (1, 32):
-        work = split_work(shared, footprint, hardware, config, num_tokens)
+        work = split_work(shared, *predictor, num_tokens)
         if work is not None:
             sharing_s = max(sharing_s, work.step.sharing_s if work.share < 1 else 0.0)
             texts.append(

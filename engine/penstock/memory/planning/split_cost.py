@@ -12,7 +12,7 @@ from penstock.memory.planning.product_split import (
     SplitStep,
     whole_share,
 )
-from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, own_rates, product_s
+from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, multiply_s
 from penstock.spec import ModelFootprint
 
 #: What is queued for a product of three parts beside its crossing, which is measured with what it queues:
@@ -53,18 +53,10 @@ def split_work(
     )
     link_share = _link_share(footprint) if plan.keeps_upper else 1.0
     multiplied = kept + link_share * rest  # upper planes of the rest that the card keeps count once
-    elements = footprint.layer_elements / multiplied  # of each byte
-    if lane.products:
-        num_bytes = round(multiplied)
-        card_s = product_s(lane.products, num_bytes, footprint.layer_elements, rows) / multiplied
-    else:
-        card_s = max(1 / lane.memory_gbps, 2 * rows * elements / lane.int8_gops) / 1e9
-    if hardware.products:
-        num_elements = int(rest * elements)
-        own = own_rates(hardware.products, hardware.formats, footprint.formats)
-        processor_s = product_s(hardware.products, rest, num_elements, rows, own) / rest if rest else 0.0
-    else:
-        processor_s = max(1 / hardware.memory_read_gbps, 2 * rows * elements / hardware.int8_gops) / 1e9
+    elements, formats = footprint.layer_elements, footprint.formats
+    card_s = multiply_s(lane, multiplied, elements, rows, formats) / multiplied
+    rest_elements = rest * elements / multiplied
+    processor_s = multiply_s(hardware.processor, rest, rest_elements, rows, formats) / rest if rest else 0.0
     if window is None:
         window = expert_window(plan, footprint.experts, hardware, config.rows_per_token, num_tokens)
     num_products = sum(map(len, footprint.matrices))

@@ -5,16 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import replace
 
-from penstock.config import EngineConfig
 from penstock.errors import CapacityError
-from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_spill.splits_in_ram import SPLIT_KEYS, AttendsInRam, SpilledKeys
 from penstock.memory.planning import plan as plans
-from penstock.memory.planning.cost import predict_step
+from penstock.memory.planning.cost import Predictor
 from penstock.memory.planning.experts import expert_plan
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.shared_plan import MakePlan, may_share_products, product_note, split_plan
-from penstock.spec import ModelFootprint
+from penstock.memory.planning.step_work import StepLoad
 
 #: What has to be saved of a step, and what another step may lose: predictions are not more exact.
 LEAST_GAIN = 0.05
@@ -22,29 +20,23 @@ LEAST_GAIN = 0.05
 KINDS = ((False, True), (True, False), (True, True))
 
 
-def with_processor(
-    alone: MemoryPlan,
-    footprint: ModelFootprint,
-    hardware: HardwareProfile,
-    config: EngineConfig,
-    make_plan: MakePlan,
-) -> MemoryPlan:
+def with_processor(alone: MemoryPlan, predictor: Predictor, make_plan: MakePlan) -> MemoryPlan:
     """The plan in which the lane is `alone`, or a faster one, in which a card and the processor share the
     products of dense layers, experts, or both; with notes for people."""
     best = alone
     for kind in KINDS:
-        found = _shared(kind, alone, footprint, hardware, config, make_plan)
-        if found is not None and _is_faster(found, best, footprint, hardware, config):
+        found = _shared(kind, alone, predictor, make_plan)
+        if found is not None and _is_faster(found, best, predictor):
             best = found
     notes = best.notes
     if best.kept_share is not None:
-        notes += (product_note(best, alone, footprint, hardware, config),)
+        notes += (product_note(best, alone, predictor),)
     if best.shares_experts:
-        notes += (expert_plan.expert_note(best, alone, footprint, hardware, config),)
+        notes += (expert_plan.expert_note(best, alone, predictor),)
     best = replace(best, notes=notes)
     if best.attends_in_ram is None:
         return best
-    return _attending(best, best.attends_in_ram, least_splits(best, footprint, hardware, config))
+    return _attending(best, best.attends_in_ram, least_splits(best, predictor))
 
 
 def _attending(plan: MemoryPlan, attends: AttendsInRam, least: int) -> MemoryPlan:
@@ -59,16 +51,15 @@ def _attending(plan: MemoryPlan, attends: AttendsInRam, least: int) -> MemoryPla
     return replace(plan, notes=(*plan.notes, note), attends_in_ram=attends._replace(least_splits=least))
 
 
-def least_splits(
-    plan: MemoryPlan, footprint: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
-) -> int:
+def least_splits(plan: MemoryPlan, predictor: Predictor) -> int:
     """How many splits in RAM a step of one token has at least if it is faster with the processor's part of
     them than with the link alone; one more than there are, if no step is."""
 
     def step_s(num_splits: int, attends: AttendsInRam | None) -> float:
         num_tokens = num_splits * SPLIT_KEYS
-        keys = SpilledKeys.of_one(num_tokens, num_tokens, footprint.kv_bytes_per_token, attends)
-        return predict_step(plan, footprint, hardware, config, 1, 1, 0, None, *keys.parts(1)).seconds
+        token_bytes = predictor.footprint.kv_bytes_per_token
+        keys = SpilledKeys.of_one(num_tokens, num_tokens, token_bytes, attends)
+        return predictor.step(plan, StepLoad(1, 1, 0, None, *keys.parts(1))).seconds
 
     def gains(num_splits: int) -> bool:
         attending_s = step_s(num_splits, plan.attends_in_ram)
@@ -79,24 +70,19 @@ def least_splits(
 
 
 def _shared(
-    kind: tuple[bool, bool],
-    alone: MemoryPlan,
-    footprint: ModelFootprint,
-    hardware: HardwareProfile,
-    config: EngineConfig,
-    make_plan: MakePlan,
+    kind: tuple[bool, bool], alone: MemoryPlan, predictor: Predictor, make_plan: MakePlan
 ) -> MemoryPlan | None:
     """The plan that shares products, experts, or both; None if there is none."""
-    shares_products, shares_experts = kind
-    if shares_products and not may_share_products(alone, footprint, hardware, config):
+    (shares_products, shares_experts), footprint = kind, predictor.footprint
+    if shares_products and not may_share_products(alone, predictor):
         return None
-    if shares_experts and not expert_plan.can_share(footprint, hardware, config):
+    if shares_experts and not expert_plan.can_share(predictor):
         return None
     more_bytes = expert_plan.activation_bytes(footprint) if shares_experts else 0
     found: MemoryPlan | None = None
     try:
         if shares_products:
-            found = split_plan(alone, footprint, config, more_bytes, make_plan)
+            found = split_plan(alone, predictor, more_bytes, make_plan)
         elif expert_plan.lacks_experts(alone, footprint):
             found = make_plan(footprint, more_bytes)
     except CapacityError:
@@ -118,20 +104,11 @@ def _with_handover(plan: MemoryPlan) -> MemoryPlan:
     return replace(plan, num_host_expert_slots=max(1, plan.num_host_expert_slots - num_fewer))
 
 
-def _is_faster(
-    found: MemoryPlan,
-    before: MemoryPlan,
-    footprint: ModelFootprint,
-    hardware: HardwareProfile,
-    config: EngineConfig,
-) -> bool:
+def _is_faster(found: MemoryPlan, before: MemoryPlan, predictor: Predictor) -> bool:
     """Whether a step gains in which the processor has a share, and no step loses."""
     gains = False
-    for num_tokens in expert_plan.STEP_SIZES if footprint.experts.count else (1,):
-        was, now = (
-            predict_step(plan, footprint, hardware, config, num_tokens, num_tokens)
-            for plan in (before, found)
-        )
+    for num_tokens in expert_plan.STEP_SIZES if predictor.footprint.experts.count else (1,):
+        was, now = (predictor.decode(plan, num_tokens) for plan in (before, found))
         if now.seconds > (1 + LEAST_GAIN) * was.seconds:
             return False
         gains |= now.seconds <= (1 - LEAST_GAIN) * was.seconds and now.processor_share > 0

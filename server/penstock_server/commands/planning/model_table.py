@@ -10,6 +10,7 @@ from penstock.errors import CapacityError, ConfigError
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.memory.planning.cards import find_card
 from penstock.memory.planning.cost import predict_step
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.known_shapes import REPOSITORIES, SHAPES
 from penstock.spec import ModelFootprint
 from penstock.weights.conversion.unit_files import unit_files
@@ -110,7 +111,7 @@ def _rates(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig
         return _rates(size, replace(hardware, device=None), config)
     most = plan.num_state_sequences or max(NUM_SEQS)
     counts = (min(num, most) for num in NUM_SEQS)
-    steps = (predict_step(plan, size, hardware, config, num, num) for num in counts)
+    steps = (predict_step(plan, size, hardware, config, StepLoad.decode(num)) for num in counts)
     return " / ".join(_rounded(step.num_tokens / step.seconds) for step in steps)
 
 

@@ -18,6 +18,7 @@ from penstock.memory.kv_spill.splits_in_ram import SpilledKeys
 from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.kv_blocks import check_context, context, num_together
 from penstock.memory.planning.plan import MemoryPlan, gib
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.known_shapes import find_shape
 from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.pooling.pooling_config import pooling_config
@@ -113,7 +114,7 @@ def _drafts(size: ModelFootprint, config: EngineConfig) -> bool:
 
 def without_draft(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> list[str]:
     """A line with a step of one sequence if the draft model left its memory to the model's own layers."""
-    step = predict_step(estimated_plan(size, hardware, config), size, hardware, config, 1, 1)
+    step = predict_step(estimated_plan(size, hardware, config), size, hardware, config, StepLoad.decode(1))
     if not step.seconds:
         return []
     return [
@@ -137,7 +138,7 @@ def expected_drafting(
 
     @functools.cache
     def predict_s(num_tokens: int) -> float:
-        return predict(num_tokens, num_tokens).seconds
+        return predict(StepLoad.decode(num_tokens)).seconds
 
     drafters = assumed_beside(plan, predict, config, draft)
     return expected_drafts(predict_s, config, num_together(plan, context(size, config), config), drafters)
@@ -178,7 +179,9 @@ def predictions(
     longest sequence with all its spilled blocks, and a step with a prompt."""
     most = num_together(plan, context(size, config), config)
     steps = {
-        f"decode, {n} sequence{'s' if n > 1 else ''}": predict_step(plan, size, hardware, config, n, n)
+        f"decode, {n} sequence{'s' if n > 1 else ''}": predict_step(
+            plan, size, hardware, config, StepLoad.decode(n)
+        )
         for n in dict.fromkeys(min(each, most) for each in NUM_SEQS)
     }
     if plan.num_spilled_blocks:
@@ -186,10 +189,10 @@ def predictions(
         num_spilled, token_bytes = min(plan.num_spilled_tokens, longest), size.kv_bytes_per_token
         spilled = SpilledKeys.of_one(num_spilled, longest, token_bytes, plan.attends_in_ram)
         steps[f"decode at {longest} tokens"] = predict_step(
-            plan, size, hardware, config, 1, 1, 0, None, *spilled.parts(1)
+            plan, size, hardware, config, StepLoad(1, 1, 0, None, *spilled.parts(1))
         )
     tokens = (1, 1, PROMPT) if plan.num_encoder_layers else (PROMPT, 1)
-    return steps | {f"prompt of {PROMPT}": predict_step(plan, size, hardware, config, *tokens)}
+    return steps | {f"prompt of {PROMPT}": predict_step(plan, size, hardware, config, StepLoad(*tokens))}
 
 
 def with_more_memory(
@@ -203,7 +206,7 @@ def with_more_memory(
         larger = dataclasses.replace(config, device_memory_bytes=plan.device_budget_bytes + MORE_BYTES)
     else:
         larger = dataclasses.replace(config, host_memory_bytes=plan.host_budget_bytes + MORE_BYTES)
-    step = predict_step(estimated_plan(size, hardware, larger), size, hardware, larger, 1, 1)
+    step = predict_step(estimated_plan(size, hardware, larger), size, hardware, larger, StepLoad.decode(1))
     rate = 1 / step.seconds if step.seconds else 0.0
     return {"num_bytes": MORE_BYTES, "hit_rate": step.experts.hit_rate, "tokens_per_s": rate}
 

@@ -34,6 +34,7 @@ from penstock.kernels import multiplies_bytes
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.plan import MemoryPlan
+from penstock.memory.planning.step_work import StepLoad
 from penstock.model.heads.eagle3 import Eagle3
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import read_spec
@@ -125,7 +126,7 @@ def _within(own: EngineConfig, hardware: HardwareProfile, config: EngineConfig) 
 def _level_s(
     plan: MemoryPlan, size: ModelFootprint, hardware: HardwareProfile, own: EngineConfig
 ) -> Callable[[int], float]:
-    return lambda num_places: predict_step(plan, size, hardware, own, num_places, num_places).seconds
+    return lambda num_places: predict_step(plan, size, hardware, own, StepLoad.decode(num_places)).seconds
 
 
 def _planned_eagle3(

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from penstock.memory.hardware import HardwareProfile, ProductRates
-from penstock.memory.planning.product_times import own_rates, product_s
+from penstock.memory.hardware import HardwareProfile, LaneProfile
+from penstock.memory.planning.product_times import multiply_s
 from penstock.spec import ExpertFootprint
 
 #: Crossings of a layer: gate and up are computed on the processor, the activation on the card, down on the
@@ -179,9 +179,7 @@ def expert_rates(
     known = (lane.memory_gbps, lane.link_gbps, lane.int8_gops, hardware.memory_read_gbps, hardware.int8_gops)
     if not (lane.has_own_memory and experts.count and all(known)):
         return None
-    own = own_rates(hardware.products, hardware.formats, experts.formats)
-    processor = _seconds(experts, hardware.products, hardware.memory_read_gbps, hardware.int8_gops, own)
-    card = _seconds(experts, lane.products, lane.memory_gbps, lane.int8_gops)
+    processor, card = _seconds(experts, hardware.processor), _seconds(experts, lane)
     return ExpertRates(
         experts.num_bytes,
         lane.link_gbps * 1e9,
@@ -193,20 +191,11 @@ def expert_rates(
     )
 
 
-def _seconds(
-    experts: ExpertFootprint,
-    products: ProductRates,
-    memory_gbps: float,
-    int8_gops: float,
-    own: ProductRates = (),
-) -> Callable[[float], float]:
-    """Seconds of an expert's products by the rows of activations, by measured rates of products or by what
-    memory and arithmetic allow."""
+def _seconds(experts: ExpertFootprint, lane: LaneProfile) -> Callable[[float], float]:
+    """Seconds of an expert's products by the rows of activations."""
 
     @cache
     def seconds(rows: int) -> float:
-        if products:
-            return product_s(products, experts.num_bytes, experts.elements, rows, own)
-        return max(experts.num_bytes / memory_gbps, 2 * rows * experts.elements / int8_gops) / 1e9
+        return multiply_s(lane, experts.num_bytes, experts.elements, rows, experts.formats)
 
     return lambda rows: seconds(max(1, round(rows)))

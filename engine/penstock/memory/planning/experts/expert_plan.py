@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.config import EngineConfig
-from penstock.memory.hardware import HardwareProfile
-from penstock.memory.planning.cost import predict_step
+from penstock.memory.planning.cost import Predictor
 from penstock.memory.planning.experts.expert_lanes import MOST_TOKENS, expert_rates
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.spec import ModelFootprint
@@ -13,8 +11,9 @@ from penstock.spec import ModelFootprint
 STEP_SIZES = (1, 8, 32)
 
 
-def can_share(footprint: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> bool:
+def can_share(predictor: Predictor) -> bool:
     """Whether there are experts, a card and rates, and nobody has decided otherwise."""
+    footprint, hardware, config = predictor
     is_ours = footprint.implementation == "penstock" and config.share_products == "auto"
     return is_ours and expert_rates(footprint.experts, hardware, 1) is not None
 
@@ -32,20 +31,11 @@ def activation_bytes(footprint: ModelFootprint) -> int:
     return 4 * MOST_TOKENS * (2 * footprint.hidden_size + footprint.widest_layer * 3 // 2)
 
 
-def expert_note(
-    shared: MemoryPlan,
-    alone: MemoryPlan,
-    footprint: ModelFootprint,
-    hardware: HardwareProfile,
-    config: EngineConfig,
-) -> str:
+def expert_note(shared: MemoryPlan, alone: MemoryPlan, predictor: Predictor) -> str:
     """What experts on two lanes bring, for people. In the plan `alone` the card computes all experts."""
     texts = []
     for num_tokens in STEP_SIZES:
-        before, after = (
-            predict_step(plan, footprint, hardware, config, num_tokens, num_tokens)
-            for plan in (alone, shared)
-        )
+        before, after = (predictor.decode(plan, num_tokens) for plan in (alone, shared))
         there, asked = after.experts, after.experts.num_asked
         texts.append(
             f"in a step of {num_tokens} token{'s' if num_tokens > 1 else ''} it computes "

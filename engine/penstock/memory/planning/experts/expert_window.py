@@ -9,7 +9,8 @@ from penstock.memory.planning.expert_demand import NO_DEMAND, ExpertDemand, expe
 from penstock.memory.planning.experts.expert_lanes import expert_rates
 from penstock.memory.planning.experts.planned_lanes import PlannedLanes, planned_lanes
 from penstock.memory.planning.plan import MemoryPlan
-from penstock.memory.planning.product_times import own_rates, product_s
+from penstock.memory.planning.product_times import multiply_s
+from penstock.memory.planning.work import Work, simulate
 from penstock.spec import ExpertFootprint
 
 #: Seconds of an expert's calls beside its products: 30 us in the kernels' calls, measured with an expert of
@@ -55,13 +56,12 @@ def expert_window(
     if demand is None:
         demand = lanes.demand if lanes else expert_demand(plan, experts, num_tokens)
     processor_s, num_passes = lanes.of(demand.num_in_ram) if lanes else (0.0, 0.0)
-    amounts = (
-        (experts.num_bytes * demand.num_missing, hardware.lane.link_gbps),
-        (experts.num_bytes * demand.num_from_disk, hardware.disk.read_gbps if hardware.disk else 0.0),
-    )
-    link_s, disk_s = (amount / rate / 1e9 if rate else 0.0 for amount, rate in amounts)
+    disk_gbps = hardware.disk.read_gbps if hardware.disk else 0.0
+    link = Work("link", experts.num_bytes * demand.num_missing, 1e9 * hardware.lane.link_gbps)
+    disk = Work("disk", experts.num_bytes * demand.num_from_disk, 1e9 * disk_gbps)
     behind_s = lanes.behind_disk_s if lanes else _behind_disk_s(experts, hardware, demand.num_from_disk)
-    reading_s = max(link_s, disk_s + (behind_s if disk_s else 0.0))
+    last = Work("last", behind_s if disk.seconds else 0.0, after=(disk,))
+    reading_s = simulate((link, disk, last)).seconds
     products_s = _products_s(experts, hardware, demand, rows_per_token * num_tokens)
     return ExpertWindow(demand, reading_s, processor_s, num_passes, products_s)
 
@@ -94,8 +94,4 @@ def _products_s(
         return 0.0
     rows_each = max(1, round(rows * experts.count_per_token / demand.num_asked))
     num_bytes, elements = number * experts.num_bytes, number * experts.elements
-    if lane.products:
-        own = own_rates(lane.products, lane.formats, experts.formats)
-        return product_s(lane.products, int(num_bytes), int(elements), rows_each, own)
-    amounts = (num_bytes, lane.memory_gbps), (2 * rows_each * elements, lane.int8_gops)
-    return max(amount / rate / 1e9 if rate else 0.0 for amount, rate in amounts)
+    return multiply_s(lane, num_bytes, elements, rows_each, experts.formats)
