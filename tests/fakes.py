@@ -180,10 +180,6 @@ class FakeModel:
         self.grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)
         self.forms = PromptForms(tokenizer, has_encoder=False)
 
-    @property
-    def guessers(self) -> tuple[Any, ...]:
-        return () if self.draft_model is None else (self.draft_model,)
-
     def validate(self, request: GenerationRequest) -> ValidRequest:
         limits = RequestLimits(
             self.spec,

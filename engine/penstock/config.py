@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Literal, get_args
 from penstock.errors import ConfigError
 from penstock.goes_with import Feature, check_together
 from penstock.kernel_tuning import KernelTuning
+
+logger = logging.getLogger(__name__)
 
 Activations = Literal["int16", "int8"]
 KVDtype = Literal["float16", "float32", "int8"]
@@ -187,7 +190,7 @@ class EngineConfig:
     #: draft model ("auto"), "on" (refused where it can't), or "off". It takes memory within the budget.
     mtp: MTPMode = "auto"
     #: The upper planes of the model's own weights guess (weights "planes"), where they all stay in memory. A
-    #: draft_model beside them guesses what they will say, so that one pass over them judges several guesses.
+    #: draft_model beside them is left out, with a warning.
     draft_with_planes: bool = False
     #: Most guesses of one sequence in a step.
     max_guesses: int = 32
@@ -256,6 +259,13 @@ class EngineConfig:
         self._check_choices()
         self._check_numbers()
         check_together(self.features)
+        if self.draft_with_planes and self.draft_model is not None:
+            logger.warning(
+                "one drafter guesses: upper planes do, and the draft model %s is left out. A later release "
+                "refuses the two together",
+                self.draft_model,
+            )
+            object.__setattr__(self, "draft_model", None)
         if self.draft_with_eagle3 and self.draft_model is None:
             raise ConfigError("draft_with_eagle3 says of draft_model that it is an EAGLE-3 head: name it")
         self._check_keys_and_values()

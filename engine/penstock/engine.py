@@ -58,8 +58,8 @@ class Engine:
         self.meter, self.metrics = parts.meter, parts.meter.metrics
         self.scheduler, self.executor, self.chooser = parts.scheduler, parts.executor, parts.chooser
         self.observers = parts.observers
-        #: What guesses for this model beside the texts. Of several guessers, each step has one.
-        self.draft_model, self.guessers = parts.draft_model, parts.guessers
+        #: What guesses for this model beside the texts.
+        self.draft_model = parts.draft_model
         self._nodes, self._closing = parts.nodes, parts.closing
 
     @classmethod

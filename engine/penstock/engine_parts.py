@@ -42,13 +42,12 @@ if TYPE_CHECKING:
     from penstock.drafters.draft_model import DraftModel
     from penstock.drafters.mtp_drafter import MTPDrafter
     from penstock.drafters.planes_drafter import PlanesDrafter
-    from penstock.drafters.two_levels import TwoLevels
     from penstock.kv_events.publisher import Publisher
     from penstock.memory.kv_host.kv_tiers import KVTiers
     from penstock.nodes.leader import Leader
     from penstock.nodes.member import NodeStatus
 
-    GuessingModel = DraftModel | MTPDrafter | PlanesDrafter | TwoLevels
+    GuessingModel = DraftModel | MTPDrafter | PlanesDrafter
 
 ReportProgress = Callable[[int, int], None]
 
@@ -102,19 +101,12 @@ class EngineParts:
     #: What comes out of a step: tokens, or vectors and scores.
     chooser: Sampler | Pooler
     observers: StepObservers
-    #: What guesses for this model: a small model, the head that came with it, its own upper planes, or these
-    #: with a small model before them.
+    #: What guesses for this model: a small model, the head that came with it, or its own upper planes.
     draft_model: GuessingModel | None
     #: All machines that compute the model's layers, by rank; () where one computes all.
     nodes: Callable[[], tuple[NodeStatus, ...]]
     #: Closes everything.
     closing: ExitStack
-
-    @property
-    def guessers(self) -> tuple[GuessingModel, ...]:
-        """What guesses beside the texts. Of several, each step has the one that has brought most."""
-        model = self.draft_model
-        return () if model is None else _rivals(model) or (model,)
 
 
 def load_parts(source: ModelSource, config: EngineConfig, options: LoadOptions) -> EngineParts:
@@ -264,19 +256,10 @@ def _draft_model(
     model, plan, config, small = loaded.model, loaded.plan, loaded.config, features.draft_model
     if not config.draft_with_planes:
         return small
-    from penstock.drafters.draft_model import DraftModel
     from penstock.drafters.planes_drafter import PlanesDrafter, check_planes
-    from penstock.drafters.two_levels import TwoLevels
 
-    check_planes(model, plan, small is not None)
-    planes = PlanesDrafter(model, plan, blocks, config, predict)
-    return TwoLevels(small, planes) if isinstance(small, DraftModel) else planes
-
-
-def _rivals(model: GuessingModel | None) -> tuple[TwoLevels | PlanesDrafter | DraftModel, ...]:
-    from penstock.drafters.two_levels import TwoLevels
-
-    return model.rivals if isinstance(model, TwoLevels) else ()
+    check_planes(model, plan)
+    return PlanesDrafter(model, plan, blocks, config, predict)
 
 
 def _scheduler(
@@ -304,7 +287,7 @@ def _drafter(config: ResolvedConfig, meter: StepMeter, draft_model: GuessingMode
     """Guesses pay only where the time of a step is known before."""
     if config.speculation == "off":
         return NO_DRAFTS
-    return Speculation(meter.known_s, draft_model, config, meter.usual.of, _rivals(draft_model))
+    return Speculation(meter.known_s, draft_model, config, lambda: meter.metrics.last_step)
 
 
 def _executor(

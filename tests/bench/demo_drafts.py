@@ -4,11 +4,9 @@ as in a step that waits for its layers, whatever this machine takes for such sma
 
     python tests/bench/demo_drafts.py [--tokens 120]
     python tests/bench/demo_drafts.py --planes      (the demo model, of which its upper planes guess)
-    python tests/bench/demo_drafts.py --two-levels  (and the demo model itself guesses what they will say)
 
-The last two say how many passes over the planes a sweep has, by prices as on a large model: beside a step of
-a second, a pass takes 0.1 s, and 0.02 s for each further place, and a level of the small model 0.01 s. A
-small model that is the model itself agrees with the planes more often than others would.
+The last says how many passes over the planes a sweep has, by prices as on a large model: beside a step of a
+second, a pass takes 0.1 s, and 0.02 s for each further place.
 
 Three kinds of requests: chat, completion, and copies: the prompt has a text, and its beginning once more.
 The demo mixture was made from the demo model and trained on, so the two agree more often than other pairs.
@@ -18,12 +16,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence as List
-from dataclasses import replace
 
 from penstock.config import EngineConfig
 from penstock.drafters.draft_model import DraftModel
 from penstock.drafters.planes_drafter import PlanesDrafter
-from penstock.drafters.two_levels import TwoLevels
 from penstock.engine import Engine
 from penstock.generation.drafting.asking import Guesser, Place
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
@@ -86,14 +82,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--tokens", type=int, default=120)
     parser.add_argument("--planes", action="store_true")
-    parser.add_argument("--two-levels", action="store_true")
     options = parser.parse_args()
-    if options.planes or options.two_levels:
+    if options.planes:
         config = EngineConfig(enable_prefix_caching=False, weights="planes", draft_with_planes=True)
-        small = "demo" if options.two_levels else None
-        with Engine.load("demo", replace(config, draft_model=small)) as engine:
-            name = "demo before its upper planes" if small else "its upper planes"
-            compare(engine, engine.draft_model, name, options.tokens, priced(engine.draft_model))
+        with Engine.load("demo", config) as engine:
+            planes = engine.draft_model
+            compare(engine, planes, "its upper planes", options.tokens, priced(planes))
         return
     # The draft model comes first: what it guesses takes time, and the choice of guesses knows it.
     draft = DraftModel.load("demo", EngineConfig())
@@ -106,18 +100,15 @@ def main() -> None:
 
 def priced(guesser: Guesser | None) -> list[int]:
     """Have a guesser take what a large model's takes. Returns the number of its passes over planes."""
-    planes = guesser.planes if isinstance(guesser, TwoLevels) else guesser
-    assert isinstance(planes, PlanesDrafter)
-    if isinstance(guesser, TwoLevels):
-        guesser.small.seconds = lambda num_places: 0.01  # type: ignore[method-assign]
-    planes.seconds = lambda num_places: 0.08 + 0.02 * num_places  # type: ignore[method-assign]
-    count, expand_lines = [0], planes.expand_lines
+    assert isinstance(guesser, PlanesDrafter)
+    guesser.seconds = lambda num_places: 0.08 + 0.02 * num_places  # type: ignore[assignment]
+    count, expand = [0], guesser.expand
 
-    def counted(lines: List[List[Place]]) -> list[list[list[tuple[int, float]]]]:
+    def counted(places: List[Place]) -> list[list[tuple[int, float]]]:
         count[0] += 1
-        return expand_lines(lines)
+        return expand(places)
 
-    planes.expand_lines = counted  # type: ignore[method-assign]
+    guesser.expand = counted  # type: ignore[method-assign]
     return count
 
 

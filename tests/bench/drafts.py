@@ -165,7 +165,7 @@ def compare(engine: Engine, kind: str, num_seqs: int, num_tokens: int, num_round
     num_trees, places = engine.metrics.draft_chains, [*engine.metrics.accepted_by_place]
     found = list[Timed]()
     for number in range(num_rounds):
-        drafter = Alternating(maker(engine.meter.known_s, usual_s=engine.meter.usual.of))
+        drafter = Alternating(maker(engine.meter.known_s, last_step=lambda: engine.metrics.last_step))
         found.append(run(engine, drafter, asked, params, number))
         assert found[-1].answers == expected, "an answer depends on guesses"
     with_guesses = [seconds for timed in found for seconds in timed.seconds[True]]

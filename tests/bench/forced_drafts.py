@@ -4,21 +4,21 @@ is real, and its guesses are replaced by what the answer without guesses has, wr
 
     python tests/bench/forced_drafts.py TARGET DRAFT [--host-memory-gib 6] [--rounds 3] [--tokens 48]
     python tests/bench/forced_drafts.py TARGET planes     (TARGET is in planes, and the upper ones guess)
-    python tests/bench/forced_drafts.py TARGET DRAFT --ways off planes "draft model" "two levels" best
+    python tests/bench/forced_drafts.py TARGET DRAFT --ways off planes "draft model"
 
 The last command has TARGET in planes, too. --answer FILE keeps the answer for later calls, which then need
 not compute all of it without guesses. TARGET and DRAFT are folders (`penstock bench --shape NAME` makes
 such). The rates are such that the best tree of 32 guesses gives 4.88 tokens in a pass, as OPT-Tree's authors
 measured with a model of 1.1 billion parameters for one of 7 billion (Wang et al. 2024, arXiv 2406.17276,
 table 1, temperature 0). Upper planes are right in 92% of cases, as docs/measured/speculation.md has it for
-the model that is less sure. With two levels, the draft model is right about the planes as often as about
-the model.
+the model that is less sure.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import heapq
 import json
 import random
@@ -32,13 +32,10 @@ from pathlib import Path
 from penstock.config import EngineConfig
 from penstock.drafters.draft_model import DraftModel
 from penstock.drafters.planes_drafter import PlanesDrafter
-from penstock.drafters.two_levels import TwoLevels
 from penstock.engine import Engine
-from penstock.generation.drafting.asking import Place, Price
+from penstock.generation.drafting.asking import Guesser, Place
 from penstock.generation.drafting.drafter import NO_DRAFTS
-from penstock.generation.drafting.expectation import Assumed
 from penstock.generation.drafting.speculation import Speculation
-from penstock.generation.drafting.ways import Rival
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence
 from penstock.measure import measure_hardware
@@ -53,8 +50,7 @@ PLANES_RATES = [0.92, 0.04, 0.01, 0.01]
 PROMPT = 32
 #: Tokens that nobody chooses.
 GARBAGE = 31000
-#: With the last one, each step has the better of the three before it.
-WAYS = ("off", "draft model", "planes", "two levels", "best")
+WAYS = ("off", "draft model", "planes")
 
 
 def tokens_in_a_pass(rates: list[float], num_guesses: int) -> float:
@@ -109,21 +105,12 @@ class Said:
 class Forced:
     """Someone whose time is real, and whose guesses are right at these rates."""
 
-    def __init__(self, model: Rival, rates: list[float], answer: list[int]) -> None:
+    def __init__(self, model: Guesser, rates: list[float], answer: list[int]) -> None:
         self.model, self.said = model, Said(rates, answer)
-        self.voice, self.num_asked = model.voice, 0
-        self.drafting_s, self.num_steps = 0.0, 0
+        self.drafting_s, self.num_asked = 0.0, 0
 
-    @property
-    def assumed(self) -> Assumed:
-        return self.model.assumed
-
-    @property
-    def spent_s(self) -> float:
-        return self.model.spent_s
-
-    def price(self, places: List[Place]) -> Price:
-        return self.model.price(places)
+    def seconds(self, num_places: int) -> float:
+        return self.model.seconds(num_places)
 
     def backlog_s(self, sequences: List[Sequence]) -> float:
         return self.model.backlog_s(sequences)
@@ -132,7 +119,6 @@ class Forced:
         began = time.perf_counter()
         able = self.model.start(sequences)
         self.drafting_s += time.perf_counter() - began
-        self.num_steps += 1
         return able
 
     def expand(self, places: List[Place]) -> list[list[tuple[int, float]]]:
@@ -144,42 +130,6 @@ class Forced:
 
     def finish(self) -> None:
         self.model.finish()
-
-
-class ForcedLevels(Forced):
-    """Two levels, with planes that are right about the answer at PLANES_RATES, and a small model that is
-    right about the planes at these rates."""
-
-    def __init__(self, model: TwoLevels, rates: list[float], answer: list[int]) -> None:
-        super().__init__(model, rates, answer)
-        self.of_planes, self.num_small = Said(PLANES_RATES, answer), 0
-        self._pass, self._level = model.planes.expand_lines, model.small.expand
-        model.planes.expand_lines = self.judge  # type: ignore[method-assign]
-        model.small.expand = self.guess  # type: ignore[method-assign]
-
-    def expand(self, places: List[Place]) -> list[list[tuple[int, float]]]:
-        began = time.perf_counter()
-        found = self.model.expand(places)
-        self.drafting_s += time.perf_counter() - began
-        return found
-
-    def judge(self, lines: List[List[Place]]) -> list[list[list[tuple[int, float]]]]:
-        drawn = self._pass(lines)
-        self.num_asked += 1
-        return [
-            [self.of_planes.behind(place) for place, _ in zip(line, found, strict=False)]
-            for line, found in zip(lines, drawn, strict=True)
-        ]
-
-    def guess(self, places: List[Place]) -> list[list[tuple[int, float]]]:
-        drawn = self._level(places)
-        self.num_small += bool(places)
-        rate, found = self.said.rates[0], list[list[tuple[int, float]]]()
-        for place, said in zip(places, drawn, strict=True):
-            token_id = self.of_planes.behind(place)[0][0]
-            dice = random.Random(f"small {place.sequence.num_tokens} {place.node}")
-            found.append([(token_id if dice.random() < rate else GARBAGE + 9, rate)] if said else [])
-        return found
 
 
 def answer(engine: Engine, prompt: list[int], num_tokens: int) -> tuple[list[int], float, int]:
@@ -202,8 +152,6 @@ def told(engine: Engine, forced: Forced, per_step: float) -> str:
     drafting_ms = 1e3 * forced.drafting_s / metrics.num_steps
     num_guesses = metrics.draft_tokens / max(1, metrics.draft_chains)
     asked = f"{forced.num_asked / metrics.num_steps:.1f} levels or passes"
-    if isinstance(forced, ForcedLevels):
-        asked += f" and {forced.num_small / metrics.num_steps:.1f} levels of the small model"
     return (
         f"{metrics.num_streamed_layers} layers streamed; {per_step:.2f} tokens in a sweep of "
         f"{num_guesses:.0f} guesses; {step_ms:.0f} ms a step, {drafting_ms:.0f} ms of them in {asked}"
@@ -216,38 +164,25 @@ def loaded(
 ) -> Iterator[Engine]:
     """The target with whoever guesses for it, within the same memory."""
     draft: DraftModel | None = None
-    if way in ("draft model", "two levels", "best"):
+    if way == "draft model":
         draft = DraftModel.load(options.draft, config, hardware=hardware, tokenizer=NoText())
         config, hardware = draft.leave(config, hardware)
-    config = replace(config, draft_with_planes=way in ("planes", "two levels", "best"))
+    config = replace(config, draft_with_planes=way == "planes")
     drafter = NO_DRAFTS if way == "off" else None
     with Engine.load(
         options.target, config, hardware=hardware, tokenizer=NoText(), drafter=drafter
     ) as engine:
         if draft is not None:  # which the engine closes
-            planes = engine.draft_model
-            engine.draft_model = TwoLevels(draft, planes) if isinstance(planes, PlanesDrafter) else draft
+            engine.draft_model = draft
         yield engine
 
 
 def forced_of(engine: Engine, whole: list[int]) -> Forced:
-    """Whoever guesses for the engine, with the rates of its kind."""
+    """What guesses for the engine, with the rates of its kind."""
     guesser = engine.draft_model
-    assert isinstance(guesser, DraftModel | PlanesDrafter | TwoLevels)
-    return forced_guesser(guesser, whole)
-
-
-def forced_guesser(guesser: DraftModel | PlanesDrafter | TwoLevels, whole: list[int]) -> Forced:
-    if isinstance(guesser, TwoLevels):
-        return ForcedLevels(guesser, published_rates(), whole)
+    assert isinstance(guesser, DraftModel | PlanesDrafter)
     rates = PLANES_RATES if isinstance(guesser, PlanesDrafter) else published_rates()
     return Forced(guesser, rates, whole)
-
-
-def rivals_of(both: Forced, whole: list[int]) -> list[Forced]:
-    """Both together, and each alone."""
-    assert isinstance(both.model, TwoLevels)
-    return [both, *(forced_guesser(each, whole) for each in both.model.rivals[1:])]
 
 
 def main() -> None:
@@ -277,10 +212,8 @@ def main() -> None:
                 forced = None
                 if way != "off":
                     forced = forced_of(engine, whole)
-                    rivals = rivals_of(forced, whole) if way == "best" else []
-                    engine.scheduler._drafter = Speculation(
-                        engine.meter.known_s, forced, usual_s=engine.meter.usual.of, rivals=rivals
-                    )
+                    last_step = functools.partial(getattr, engine.metrics, "last_step")
+                    engine.scheduler._drafter = Speculation(engine.meter.known_s, forced, last_step=last_step)
                 found, speed, steps = answer(engine, prompt, 8 if way == "off" and whole else options.tokens)
                 whole = whole or found
                 if kept is not None and not kept.exists():
@@ -289,9 +222,6 @@ def main() -> None:
                 speeds[way].append(speed)
                 streamed = f"{engine.metrics.num_streamed_layers} layers streamed"
                 rest = streamed if forced is None else told(engine, forced, (options.tokens - 1) / steps)
-                if way == "best":
-                    rest += "; steps of two levels, planes, draft model: "
-                    rest += ", ".join(str(each.num_steps) for each in rivals)
                 print(f"{way:12} {speed:.3f} tokens/s; {rest}", flush=True)
             del engine, forced  # an engine that is closed keeps its memory as long as somebody has it
     for way, found_speeds in speeds.items():

@@ -131,6 +131,6 @@ def test_what_can_not_be_had_is_refused(tiny_llama: Path, tmp_path: Path) -> Non
     with Engine.load(tmp_path, EngineConfig(weights="planes", num_resident_layers=1)) as engine:
         for has_gpu, advice in ((False, "Raise --host-memory"), (True, "Raise --device-memory")):
             with pytest.raises(CapacityError, match=advice):
-                check_planes(engine.model, replace(engine.plan, has_gpu=has_gpu), False)
+                check_planes(engine.model, replace(engine.plan, has_gpu=has_gpu))
     with pytest.raises(ConfigError, match="--mtp on .* method planes"):
         EngineConfig(draft_with_planes=True, mtp="on")

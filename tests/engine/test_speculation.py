@@ -22,16 +22,16 @@ from penstock.generation.drafting.acceptance import (
     kind_of_rank,
     kind_of_share,
 )
-from penstock.generation.drafting.allowance import FIRST, SHARE
 from penstock.generation.drafting.draft_tree import NO_GUESSES, DraftTree
 from penstock.generation.drafting.drafter import NO_DRAFTS
 from penstock.generation.drafting.guesses import Guesses
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.drafting.texts.recycled_tokens import RecycledTokens
 from penstock.generation.drafting.texts.repeated_text import RepeatedText
-from penstock.generation.drafting.usual_times import UsualTimes
+from penstock.generation.drafting.trial import Trial, TriedStep
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence
+from penstock.metrics import StepStats
 
 __all__ = ["undrafted"]  # a fixture
 
@@ -161,70 +161,99 @@ def test_limits_of_guesses_are_those_of_the_config() -> None:
     assert [each.num_same for each in cut.guesses(1)] == [3]
 
 
-def test_wrong_guesses_become_rare_and_are_tried_again_later() -> None:
-    prompt = [*range(20), *range(18)]
-    mine = sequence(prompt)
-    speculation = Speculation(lambda n: 1 + 0.05 * n)
-    sizes = []
-    for _ in range(300):
-        guess = speculation.propose([mine], 1, 500).get(mine, NO_GUESSES)
-        sizes.append(guess.num_nodes)
-        if guess:
-            speculation.learn(mine, guess, [], [])
-    assert sizes[0] > 1 and 0 < sum(sizes[100:]) < 40
-    # Each guess lengthens a step by a twentieth. From the first step on, no more is lost than the share of
-    # Allowance, its beginning, and one guess.
-    for count in range(1, 301):
-        assert 0.05 * sum(sizes[:count]) <= 1.05 * (FIRST + SHARE * count) + 0.05
+class Machine:
+    """Steps of one sequence, whose text repeats itself or does not, and what a step takes."""
+
+    def __init__(self, take_s: Callable[[int], float], predict_s: Callable[[int], float]) -> None:
+        self.take_s, self.last_step = take_s, None
+        self.speculation = Speculation(predict_s, last_step=lambda: self.last_step)
+        self.sequence, self.dice = sequence([*range(20), *range(18)]), random.Random(0)
+        self.seconds = 0.0
+
+    def step(self, is_quoted: bool) -> int:
+        """Returns how many guesses it had."""
+        mine, num_right = self.sequence, 0
+        guess = self.speculation.propose([mine], 1, 500).get(mine, NO_GUESSES)
+        if is_quoted:
+            text = [(mine.token_ids[-1] + number) % 20 for number in range(1, 50)]
+            num_right = len(guess.follow(text))
+            mine.token_ids += text[: num_right + 1]
+        else:
+            mine.append(self.dice.randrange(100, 10**9))
+            mine.token_ids += range(18)  # after which something else stood each time
+        seconds = self.take_s(1 + guess.num_nodes)
+        self.seconds += seconds
+        self.last_step = StepStats(
+            duration_s=seconds, num_tokens=1 + guess.num_nodes, num_seqs=1, num_sampled=1 + num_right,
+            num_fast_forwarded=0, num_drafts=guess.num_nodes, num_right_drafts=num_right, streamed_bytes=0,
+            stall_s=0.0, floor_s=0.0, predicted_s=0.0,
+        )  # fmt: skip
+        return guess.num_nodes
 
 
-def wrong_guesses(num_steps: int, usual_s: Callable[[int], float] | None) -> list[int]:
-    """How many guesses steps have, one of which should lengthen a step by a twentieth, and all are wrong."""
-    mine = sequence([*range(20), *range(18)])
-    speculation, sizes = Speculation(lambda n: 0.95 + 0.05 * n, usual_s=usual_s), []
-    for _ in range(num_steps):
-        guess = speculation.propose([mine], 1, 500).get(mine, NO_GUESSES)
-        sizes.append(guess.num_nodes)
-        if guess:
-            speculation.learn(mine, guess, [], [])
-    return sizes
+def dear_s(num_tokens: int) -> float:
+    """A step whose guesses take far longer than linearly predicted."""
+    return 1.0 if num_tokens == 1 else 3 + 0.3 * num_tokens
 
 
-def test_guesses_pay_what_their_steps_took() -> None:
-    """Which may be more than was predicted, or less. Nothing changes where a step took what it should."""
-    cost, count = 0.4, 200
-    dear, predicted = wrong_guesses(count, lambda n: 1 + cost * (n - 1)), wrong_guesses(count, None)
-    largest = cost * max(dear)
-    assert 0 < cost * sum(dear) <= FIRST + SHARE * count + largest
-    assert cost * sum(predicted) > FIRST + SHARE * count + largest, "the test shows nothing"
-    assert wrong_guesses(count, lambda n: 3 * (0.95 + 0.05 * n)) == predicted
-    assert sum(wrong_guesses(count, lambda n: 1.0)) > sum(predicted)
-    assert wrong_guesses(count, lambda n: 0.0) == predicted, "nothing was measured"
+def cheap_s(num_tokens: int) -> float:
+    return 0.95 + 0.05 * num_tokens
 
 
-def test_a_step_that_was_slow_by_accident_ends_guessing_for_a_while() -> None:
-    times = [1.0, 100.0]
-    sizes = wrong_guesses(120, lambda n: times.pop() if len(times) > 1 and n > 1 else 1.0)
-    assert sizes[0] and not any(sizes[1:50]) and any(sizes[50:60])
+def test_wrong_guesses_become_rare_and_cost_little() -> None:
+    """What follows a long match is wrong each time. Nobody has to compute a guess to see that."""
+    machine = Machine(cheap_s, cheap_s)
+    sizes = [machine.step(False) for _ in range(300)]
+    assert sizes[0] == 0 and sum(sizes) > 0
+    for count in (32, 300):
+        assert sum(cheap_s(1 + size) - 1 for size in sizes[:count]) <= 0.03 * count
 
 
-def test_usual_times_are_those_of_the_last_steps() -> None:
-    usual = UsualTimes()
-    assert usual.of(2) == 0
-    for seconds in (9.0, 9.0, 9.0, 1.0, 2.0, 30.0, 3.0, 2.0):
-        usual.record(2, seconds)
-    usual.record(3, 7.0)
-    assert usual.of(2) == 2 and usual.of(3) == 7 and usual.of(4) == 0
+def test_right_guesses_are_taken_after_a_trial() -> None:
+    machine = Machine(cheap_s, cheap_s)
+    sizes = [machine.step(True) for _ in range(30)]
+    assert sizes[0] == 0, "a step without guesses is measured first"
+    assert 0 < sum(size == 0 for size in sizes) < 8 and all(sizes[8:])
+    assert len(machine.sequence.token_ids) - 38 > 3 * machine.seconds
 
 
-def test_right_guesses_earn_more_guesses() -> None:
-    mine = sequence([*range(20), *range(18)])
-    speculation, sizes = Speculation(lambda n: 1 + 0.05 * n), list[int]()
-    for _ in range(4):
-        guess = speculation.propose([mine], 1, 500)[mine]
-        sizes.append(guess.num_nodes)
-        speculation.learn(mine, guess, range(guess.num_nodes), [])
-    assert sizes[0] < 8 < sizes[1] <= sizes[3]
+def test_guesses_that_take_longer_than_predicted_stop_and_are_tried_again() -> None:
+    machine = Machine(dear_s, cheap_s)
+    sizes = [machine.step(False) or machine.step(True) for _ in range(300)]
+    drafted = [number for number, size in enumerate(sizes) if size]
+    assert drafted and len(drafted) < 60
+    machine.take_s = cheap_s  # the machine has nothing else to do now
+    assert any([machine.step(True) for _ in range(70)][-3:]), "a pause has at most 64 steps"
+
+
+def test_a_trial_takes_turns_and_decides_by_what_steps_took() -> None:
+    trial, plain = Trial(), TriedStep(1, 1.0)
+    turns = list[bool]()
+    for _ in range(9):
+        turns.append(trial.may_draft)
+        trial.record(TriedStep(1.5, 1.6, 1.2) if turns[-1] else plain, turns[-1])
+    assert turns == [False, True] * 4 + [False], "1.5 tokens in the time of 1.6 steps"
+    assert trial.price == pytest.approx(1.6 / 1.2)
+    pauses = list[int]()
+    for _ in range(5):
+        pauses.append(0)
+        while not trial.may_draft:
+            trial.record(plain, False)
+            pauses[-1] += 1
+        for _ in range(4):
+            trial.record(TriedStep(1.5, 1.6), True)
+    assert pauses == [7, 16, 32, 64, 64]
+    while not trial.may_draft:
+        trial.record(plain, False)
+    for number in range(20):
+        trial.record(TriedStep(3, 90.0 if number == 9 else 1.5), True)
+        assert trial.may_draft, "one step was slow by accident"
+    for _ in range(8):
+        trial.record(TriedStep(1, 1.5), True)
+    assert not trial.may_draft, "the text repeats nothing any more"
+    for _ in range(8):
+        trial.record(plain, False)
+    assert trial.may_draft, "they paid before, so that the pause is short"
 
 
 def test_rates_follow_what_was_seen() -> None:
@@ -276,15 +305,17 @@ def test_what_was_likely_before_is_guessed_again() -> None:
     assert speculation.propose([other], 1, 500) == {}
 
 
-def test_a_kind_that_is_right_too_rarely_to_be_tried_is_tried_again_later() -> None:
-    speculation, mine = Speculation(flat_s), sequence([1, 2, 3])
-    kind, sizes = kind_of_rank(0, is_behind_two=True), []
-    for _ in range(400):
+def test_a_kind_that_is_right_too_rarely_is_not_tried_until_it_would_be_right() -> None:
+    """What follows the same two tokens is another token each time, and later the same."""
+    no_lookup = EngineConfig(prompt_lookup_min=32)
+    speculation, mine = Speculation(flat_s, config=no_lookup), sequence([1, 2, 3], max_tokens=9000)
+    sizes = []
+    for number in range(440):
         guess = speculation.propose([mine], 1, 500).get(mine, NO_GUESSES)
         sizes.append(guess.num_nodes)
         speculation.learn(mine, guess, [], [(4,)] if not guess else [(4,), (5,)])
-    assert sizes[1] and 0 < sum(sizes[100:]) < 60
-    assert speculation._acceptance.rate(kind) < 0.2
+        mine.token_ids += [100 + number if number < 400 else 4, 2, 3]
+    assert sizes[1] and not any(sizes[100:400]) and all(sizes[-9:])
 
 
 def test_what_was_likely_behind_two_tokens_comes_before_what_was_behind_one() -> None:

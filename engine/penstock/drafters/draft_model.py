@@ -9,7 +9,6 @@ true need not be computed again.
 from __future__ import annotations
 
 import copy
-import time
 import weakref
 from collections.abc import Mapping
 from collections.abc import Sequence as List
@@ -20,10 +19,9 @@ from penstock.config import EngineConfig
 from penstock.drafters.memory_beside import card_bytes, config_beside, machine_beside, plan_beside
 from penstock.drafters.vocabularies import check_tokens
 from penstock.errors import CapacityError, MemoryName
-from penstock.generation.drafting.asking import Place, Price
+from penstock.generation.drafting.asking import Place
 from penstock.generation.drafting.expectation import Assumed, assumed_model
 from penstock.generation.drafting.fork_limit import ForkLimit
-from penstock.generation.drafting.measured_price import MeasuredPrice
 from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.generation.sampler import Sampler
@@ -46,8 +44,6 @@ NUM_KV_TOKENS = 8192
 MAX_CHUNK = 256
 #: Tokens that are said to be likely behind a place.
 NUM_CANDIDATES = 4
-#: A level with more tokens at a place catches up, and does not say what levels take.
-_MOST_PENDING = 2
 #: Tokens that a sequence has room for, if guesses are made at all.
 _MARGIN = 32
 
@@ -111,17 +107,11 @@ def _within(sequence: Sequence, vocab_size: int) -> SamplingParams | None:
 class DraftModel:
     """A model in memory beside the one that it drafts for. Used by the engine thread."""
 
-    voice = 0
-
     def __init__(self, loaded: LoadedModel, hardware: HardwareProfile) -> None:
         """hardware: the machine before the draft model was there."""
         self._hardware = hardware
         self.model, self.plan, self.config = loaded.model, loaded.plan, loaded.config
-        self._predict = predict = loaded.predict
-        # No reference to the draft model itself: a closed one gives its memory back at once.
-        self._measured = MeasuredPrice(lambda num_places: predict(StepLoad.decode(num_places)).seconds)
-        #: Seconds that guesses have taken.
-        self.spent_s = 0.0
+        self._predict = loaded.predict
         self._blocks = BlockManager(loaded.plan.num_kv_blocks, loaded.config.block_size, False)
         self._vocab_size = self.model.spec.vocab_size
         self._sampler = Sampler(self._vocab_size, frozenset())
@@ -187,12 +177,8 @@ class DraftModel:
         return assumed_model(size.token_elements + size.head_elements, self.seconds)
 
     def seconds(self, num_places: int) -> float:
-        """What one level of guesses takes, as the last ones did; 0 if nothing was measured."""
-        return self._measured.seconds(num_places)
-
-    def price(self, places: List[Place]) -> Price:
-        """Guesser.price(): one level's."""
-        return Price(self.seconds(len(places)))
+        """What one level of guesses takes; 0 if nothing was measured."""
+        return self._predict(StepLoad.decode(num_places)).seconds
 
     def backlog_s(self, sequences: List[Sequence]) -> float:
         """Guesser.backlog_s(): in calls of MAX_CHUNK tokens."""
@@ -209,12 +195,8 @@ class DraftModel:
     def start(self, sequences: List[Sequence]) -> list[Sequence]:
         """Begin a step. A sequence whose prompt is not computed here yet, or that has no room, is not among
         those that are returned."""
-        began_s = time.perf_counter()
         self._forget()
-        twins = {each: twin for each in sequences if (twin := self._follow(each)) is not None}
-        ready = self._catch_up(twins)
-        self.spent_s += time.perf_counter() - began_s
-        return ready
+        return self._catch_up({each: twin for each in sequences if (twin := self._follow(each)) is not None})
 
     def expand(self, places: List[Place]) -> list[list[tuple[int, float]]]:
         """Guesser.expand(): what may follow each place."""
@@ -226,14 +208,8 @@ class DraftModel:
         found = iter(self._candidates([twin for twin in twins if twin is not None]))
         return [next(found) if twin is not None else [] for twin in twins]
 
-    def reach(self, place: Place) -> None:
-        """A later place of this step will follow this one, whose own followers nobody asks for: its token is
-        computed together with the later one."""
-        self._at(place)
-
     def finish(self) -> None:
         """Guesses stay: those that come true need not be computed again."""
-        self._measured.end_step()
 
     @property
     def num_bytes(self) -> int:
@@ -275,15 +251,10 @@ class DraftModel:
         """Compute what is pending of each twin. Returns for each its likely next tokens and their shares."""
         if not twins:
             return []
-        began_s = time.perf_counter()
         parts = tuple(ScheduledSequence.of(twin, twin.num_pending_tokens) for twin in twins)
         batch = Batch(parts, self._blocks.take_copies())
         logits = self.model.executor.forward(ModelInputs.of(batch, self.config.block_size))
         found = self._sampler.candidates(logits, batch, NUM_CANDIDATES)
-        taken_s = time.perf_counter() - began_s
-        self.spent_s += taken_s
-        if batch.num_tokens <= _MOST_PENDING * len(twins):
-            self._measured.record(batch.num_tokens, taken_s)
         for twin in twins:
             twin.advance(twin.num_pending_tokens)
         return [[(id_, share) for id_, share in each if id_ < self._vocab_size] for each in found]

@@ -7,16 +7,7 @@ from pathlib import Path
 from penstock.config import EngineConfig
 from penstock.drafters.eagle3_plan import PlannedEagle3
 from penstock.drafters.mtp_plan import PlannedMTP
-from penstock.errors import ConfigError
 from penstock.memory.hardware import HardwareProfile
-
-
-def no_small_model(name: str) -> ConfigError:
-    """The error for a head in the place of the small model before upper planes."""
-    return ConfigError(
-        f"{name} is an EAGLE-3 head, and what guesses before upper planes is a small model: name one, or "
-        "leave the planes (draft_with_planes) out"
-    )
 
 
 def find_head(

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 from penstock.config import EngineConfig
 from penstock.drafters.draft_model import DraftModel
-from penstock.drafters.find_head import find_head, no_small_model
+from penstock.drafters.find_head import find_head
 from penstock.drafters.memory_beside import card_bytes
 from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.errors import CapacityError, ConfigError
@@ -31,8 +31,6 @@ def load_with_guesses(
     head = find_head(source.model, config, source.offline, source.revision, hardware)
     if head is not None:
         undo.callback(head.close)
-        if config.draft_with_planes:
-            raise no_small_model(str(config.draft_model))
         config, hardware = head.leave(config, hardware)
         if share is not None:
             raise ConfigError("a head that guesses is not for a model on several machines so far")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from penstock.drafters.heard_states import HeardStates
 from penstock.drafters.memory_beside import card_bytes
-from penstock.generation.drafting.asking import Place, Price
+from penstock.generation.drafting.asking import Place
 from penstock.generation.drafting.expectation import Assumed, assumed_head
 from penstock.generation.drafting.fork_limit import ForkLimit
 from penstock.generation.model_inputs import ModelInputs
@@ -74,8 +74,6 @@ class _Twin:
 class MTPDrafter:
     """Used by the engine thread."""
 
-    voice = 0
-
     def __init__(self, loaded: LoadedModel, model: Model, plan: MemoryPlan) -> None:
         """loaded: the head, as a model of one layer. model: the one that it came with. plan: the head's,
         whose memory it takes beside the model."""
@@ -107,10 +105,6 @@ class MTPDrafter:
     def seconds(self, num_places: int) -> float:
         """What one level of guesses takes; 0 if nothing was measured."""
         return self._predict(StepLoad.decode(num_places)).seconds
-
-    def price(self, places: List[Place]) -> Price:
-        """Guesser.price(): one level's."""
-        return Price(self.seconds(len(places)))
 
     def backlog_s(self, sequences: List[Sequence]) -> float:
         """Guesser.backlog_s(): rows beyond those of the first level."""

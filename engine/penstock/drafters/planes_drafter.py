@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Generator
 from collections.abc import Sequence as List
 from functools import partial
@@ -19,11 +18,9 @@ import torch
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError, MemoryName
-from penstock.generation.drafting.acceptance import VOICE_OF_PLANES
-from penstock.generation.drafting.asking import Place, Price
+from penstock.generation.drafting.asking import Place
 from penstock.generation.drafting.expectation import Assumed, assumed_planes
 from penstock.generation.drafting.fork_limit import ForkLimit
-from penstock.generation.drafting.measured_price import MeasuredPrice
 from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
@@ -44,23 +41,22 @@ MAX_PENDING = 8
 NO_PLANES = "upper planes guess only in a model in planes: take --weights planes"
 
 
-def check_planes(model: Model, plan: MemoryPlan, has_draft_model: bool) -> None:
+def check_planes(model: Model, plan: MemoryPlan) -> None:
     """Raises ConfigError for a model whose weights are in no planes, and CapacityError if upper planes are
-    streamed. has_draft_model: a small model has memory beside them."""
+    streamed."""
     tensors = model.store.tensors
     if not has_planes(tensors):
         raise ConfigError(NO_PLANES)
-    check_upper_planes(plan, has_draft_model)
+    check_upper_planes(plan)
 
 
-def check_upper_planes(plan: MemoryPlan, has_draft_model: bool) -> None:
+def check_upper_planes(plan: MemoryPlan) -> None:
     """Raises CapacityError if upper planes are streamed by this plan of a model in planes."""
     if any(not layer.is_resident and not layer.is_lower for layer in plan.layers):
         memory: MemoryName = "device" if plan.has_gpu else "host"
-        other = "take a smaller draft model" if has_draft_model else "name a small draft model in their place"
         raise CapacityError(
             "upper planes guess only where they all stay in memory, and some are streamed. Raise "
-            f"--{memory}-memory, or {other}",
+            f"--{memory}-memory, or name a small draft model in their place",
             memory,
         )
 
@@ -122,7 +118,6 @@ class PlanesDrafter:
 
     #: Bytes of the host's memory that are its own, and of a card's.
     num_bytes = num_card_bytes = 0
-    voice = VOICE_OF_PLANES
 
     def __init__(
         self, model: Model, plan: MemoryPlan, blocks: BlockManager, config: EngineConfig, predict: Predict
@@ -131,16 +126,14 @@ class PlanesDrafter:
         self._planes, self._blocks = UpperPlanes(model.streamer), blocks
         family = model.executor.family
         share = guess_share(config.rows_per_token, getattr(family.kernels, "multiplies_bytes", True))
-        # No reference to the drafter itself: a closed one gives its memory back at once.
-        self._measured = MeasuredPrice(partial(pass_s, plan, predict, share))
-        #: Seconds that guesses have taken.
-        self.spent_s = 0.0
+        #: Places -> seconds of a pass over them; 0 if nothing was measured.
+        self.seconds = partial(pass_s, plan, predict, share)
         # Guesses may be less exact. Where bytes are multiplied, they have half as many rows, and rows bind a
         # pass from the third place on.
         family = family.with_kernels(family.kernels.with_int8_activations())
         self._executor = model.executor.beside(self._planes, family)
         self._sampler = Sampler(model.spec.vocab_size, frozenset())
-        self._forks, self.max_num_tokens = ForkLimit(), config.max_num_batched_tokens
+        self._forks, self._max_num_tokens = ForkLimit(), config.max_num_batched_tokens
         #: By the number of a sequence and the node of the step's guesses; -1: the text's end.
         self._branches: dict[tuple[int, int], Sequence] = {}
 
@@ -148,14 +141,6 @@ class PlanesDrafter:
     def assumed(self) -> Assumed:
         """What is assumed of its guesses before any was tried."""
         return assumed_planes(self.seconds)
-
-    def seconds(self, num_places: int) -> float:
-        """What a pass over so many places takes, as the last ones did; 0 if nothing was measured."""
-        return self._measured.seconds(num_places)
-
-    def price(self, places: List[Place]) -> Price:
-        """Guesser.price(): one level's."""
-        return Price(self.seconds(len(places)))
 
     def backlog_s(self, sequences: List[Sequence]) -> float:
         """Nothing: the model's keys and values are there."""
@@ -169,51 +154,33 @@ class PlanesDrafter:
 
     def expand(self, places: List[Place]) -> list[list[tuple[int, float]]]:
         """Guesser.expand(): what may follow each place."""
-        return [found[0] if found else [] for found in self.expand_lines([[place] for place in places])]
-
-    def expand_lines(self, lines: List[List[Place]]) -> list[list[list[tuple[int, float]]]]:
-        """What may follow each place of each line, in one pass. A line's first place is as expand() has it,
-        and the others follow one another behind it. A line is cut where a grammar is complete or blocks have
-        no room."""
-        began_s = time.perf_counter()
-        room, branches = self.max_num_tokens, list[list[Sequence]]()
-        for line in lines:
-            branches.append(self._line(line, room))
-            room -= branches[-1][-1].num_pending_tokens if branches[-1] else 0
-        num_rows = sum(each[-1].num_pending_tokens for each in branches if each)
-        found = iter(self._candidates([each for each in branches if each]))
-        taken_s = time.perf_counter() - began_s
-        self.spent_s += taken_s
-        self._measured.record(num_rows, taken_s)
-        return [[next(found) for _ in each] for each in branches]
+        room, branches = self._max_num_tokens, list[Sequence | None]()
+        for place in places:
+            branches.append(self._at(place, room))
+            room -= branches[-1].num_pending_tokens if branches[-1] is not None else 0
+        found = iter(self._candidates([branch for branch in branches if branch is not None]))
+        return [next(found) if branch is not None else [] for branch in branches]
 
     def finish(self) -> None:
         """The blocks of all guesses are free again."""
         for branch in self._branches.values():
             self._blocks.release(branch)
         self._branches.clear()
-        self._measured.end_step()
 
     def close(self) -> None: ...
 
-    def _line(self, line: List[Place], room: int) -> list[Sequence]:
-        """The branches whose last tokens are those of a line's places, of which at most `room` tokens are
-        pending; none if the first has no room, or if its grammar is complete."""
-        first, number = line[0], line[0].sequence.sequence_id
-        found = [copy.copy(first.sequence)] if first.node < 0 else []
-        parent = first.sequence if found else self._branches.get((number, first.parent))
+    def _at(self, place: Place, room: int) -> Sequence | None:
+        """The branch whose last token is that of a place, of which at most `room` tokens are pending. None if
+        there is no room, or if its grammar is complete."""
+        number = place.sequence.sequence_id
+        parent = place.sequence if place.node < 0 else self._branches.get((number, place.parent))
         if parent is None:
-            return []
-        for place in line[len(found) :]:
-            branch = self._next(found[-1] if found else parent, place)
-            if branch is None:
-                break
-            found.append(branch)
-        while found and not (found[-1].num_pending_tokens <= room and self._place(parent, found)):
-            found.pop()
-        for place, branch in zip(line, found, strict=False):
-            self._branches[number, place.node] = branch
-        return found
+            return None
+        branch = copy.copy(parent) if place.node < 0 else self._next(parent, place)
+        if branch is None or branch.num_pending_tokens > room or not self._place(parent, branch):
+            return None
+        self._branches[number, place.node] = branch
+        return branch
 
     def _next(self, parent: Sequence, place: Place) -> Sequence | None:
         """A branch with one token more, and without blocks. None where its text has to end."""
@@ -226,19 +193,17 @@ class PlanesDrafter:
         branch.token_ids, branch.matcher = [*parent.token_ids, place.token_id], matcher
         return branch
 
-    def _place(self, parent: Sequence, branches: List[Sequence]) -> bool:
-        """Give branches, which follow one another and go on from a parent, blocks of their own from the first
-        pending token on: what guesses write must never be in a block that the model's sequences read. Each
-        has those of its tokens. False without room."""
-        last = branches[-1]
-        last.block_table = []
-        self._blocks.share(parent, last)
-        first, size = last.num_computed_tokens // self._blocks.block_size, self._blocks.block_size
-        offset = last.num_computed_tokens % size
-        pool, table = self._blocks.pool, last.block_table
-        num_blocks = self._blocks.blocks_for(last.num_tokens)
+    def _place(self, parent: Sequence, branch: Sequence) -> bool:
+        """Give a branch, which goes on from a parent, blocks of its own from the first pending token on: what
+        guesses write must never be in a block that the model's sequences read. False without room."""
+        branch.block_table = []
+        self._blocks.share(parent, branch)
+        first, size = branch.num_computed_tokens // self._blocks.block_size, self._blocks.block_size
+        offset = branch.num_computed_tokens % size
+        pool, table = self._blocks.pool, branch.block_table
+        num_blocks = self._blocks.blocks_for(branch.num_tokens)
         if pool.num_free < num_blocks - first:
-            self._blocks.release(last)
+            self._blocks.release(branch)
             return False
         for index in range(first, len(table)):
             shared = table[index]
@@ -246,30 +211,18 @@ class PlanesDrafter:
             table[index] = self._blocks.copy(shared) if offset and index == first else pool.take()
             pool.disown(shared)
         table.extend(pool.take() for _ in range(num_blocks - len(table)))
-        for branch in branches[:-1]:
-            branch.block_table = table[: self._blocks.blocks_for(branch.num_tokens)]
-            for block in branch.block_table:
-                pool.own(block)
         return True
 
-    def _candidates(self, lines: List[List[Sequence]]) -> list[list[tuple[int, float]]]:
-        """Compute what is pending of branches that follow one another in each line. Returns for each branch
-        its likely next tokens and their shares."""
-        if not lines:
+    def _candidates(self, branches: List[Sequence]) -> list[list[tuple[int, float]]]:
+        """Compute what is pending of each branch. Returns for each its likely next tokens with their
+        shares."""
+        if not branches:
             return []
-        parts = tuple(
-            # The row of the token before each token behind the first branch's, and the last token's.
-            ScheduledSequence(
-                line[-1], line[-1].num_pending_tokens, True, range(line[0].num_tokens, line[-1].num_tokens)
-            )
-            for line in lines
-        )
+        parts = tuple(ScheduledSequence(branch, branch.num_pending_tokens, True) for branch in branches)
         # Copies for the model's step, which are among these, may as well be made now.
         batch = Batch(parts, self._blocks.take_copies())
         logits = self._executor.forward(ModelInputs.of(batch, self._blocks.block_size))
-        branches = [branch for line in lines for branch in line]
-        rows = Batch(tuple(ScheduledSequence(branch, 1, True) for branch in branches))
-        found = self._sampler.candidates(logits, rows, NUM_CANDIDATES)
+        found = self._sampler.candidates(logits, batch, NUM_CANDIDATES)
         for branch in branches:
             branch.advance(branch.num_pending_tokens)
         return found

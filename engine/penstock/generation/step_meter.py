@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from penstock.generation.caches.ram_attention import Past
 from penstock.generation.chosen import Chosen
-from penstock.generation.drafting.usual_times import UsualTimes
 from penstock.generation.requests.request import RequestOutput
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.scheduler import Scheduler
@@ -53,8 +52,6 @@ class StepMeter(StepObserver):
         self.predict = predict
         #: What the steps so far say, for hardware that was not measured.
         self.measured = MeasuredSteps()
-        #: What steps took lately.
-        self.usual = UsualTimes()
         self.metrics = EngineMetrics(
             kv_blocks_total=plan.num_kv_blocks,
             num_resident_layers=streamer.num_resident_layers,
@@ -150,7 +147,6 @@ class StepMeter(StepObserver):
         self.metrics.expert_hits += stats.num_expert_hits
         if not num_encoded:  # the time of an encoder's sweep says nothing about other steps
             self.measured.record(num_tokens, stats.duration_s)
-            self.usual.record(num_tokens, stats.duration_s)
         self.metrics.record(stats)
 
     def _waited_s(self) -> float:

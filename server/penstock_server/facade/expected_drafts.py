@@ -64,6 +64,4 @@ def drafting_table(found: tuple[DraftingBody, ...]) -> list[str]:
             f"{duration(each.seconds)} (without {duration(each.plain_s)}{drafting}), "
             f"{rate(each.tokens_per_s)} tokens/s in place of {rate(each.plain_tokens_per_s)}"
         )
-    if any(each.source == "two_levels" for each in found):
-        lines.append("of two levels, planes and draft model, each step has the one that has brought most")
     return lines

@@ -140,7 +140,7 @@ def _drafting(engine: Engine) -> tuple[DraftingBody, ...]:
     """What guesses should bring."""
     if engine.spec.state_bytes:
         return ()  # a state has no way back to the last guess that was right
-    models = [each.assumed for each in engine.guessers]
+    models = [] if engine.draft_model is None else [engine.draft_model.assumed]
     most = num_together(engine.plan, engine.max_model_len, engine.config)
     return expected_drafts(engine.meter.known_s, engine.config, most, models)
 

@@ -130,8 +130,8 @@ class DraftingBody(Told):
     """What guesses of the next tokens should bring to a step of so many sequences, if they are right as often
     as is assumed of their source."""
 
-    #: "new_text", "quotation", "draft_model", "eagle3", "mtp" (the head that came with the model), "planes"
-    #: (its upper planes), or "two_levels" (a draft model before the planes).
+    #: "new_text", "quotation", "draft_model", "eagle3", "mtp" (the head that came with the model) or "planes"
+    #: (its upper planes).
     source: str
     num_seqs: int
     #: Guesses of each sequence; 0 where none pays. Levels of a draft model's or head's trees.

@@ -374,8 +374,8 @@ class Settings(NodesSettings):
         'the same as a JSON object of vLLM\'s, such as {"method": "draft_model", "model": "FOLDER", '
         '"num_speculative_tokens": 8}: method draft_model, eagle3 (a head in a folder of its own, as '
         '"model"), mtp (the head that came with the model), '
-        'planes (the upper planes of its own weights, with --weights planes; a small "model" guesses before '
-        "them, if one is named), or ngram "
+        'planes (the upper planes of its own weights, with --weights planes; a small "model" before them, '
+        "which earlier releases had, is left out with a warning), or ngram "
         "or suffix, which need no model; "
         "num_speculative_tokens is the most guesses of a sequence in a step (default: 32); prompt_lookup_min "
         "and prompt_lookup_max are tokens that have to be the same, and that are compared",

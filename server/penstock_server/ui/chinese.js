@@ -282,7 +282,6 @@ export const CHINESE = {
   predictionHead: "模型自带的预测头",
   eagleHead: "EAGLE-3 预测头",
   upperPlanes: "模型的高位平面",
-  twoLevels: "小模型与模型的高位平面",
   besidePlan: "在计划之外，计划使用余下的内存",
   newText: "新文本",
   quotation: "引用",

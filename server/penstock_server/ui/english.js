@@ -289,7 +289,6 @@ export const ENGLISH = {
   predictionHead: "the model's own head",
   eagleHead: "the EAGLE-3 head",
   upperPlanes: "the model's upper planes",
-  twoLevels: "a small model and the upper planes",
   besidePlan: "beside the plan, which has what is left",
   newText: "new text",
   quotation: "a quotation",

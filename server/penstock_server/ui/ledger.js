@@ -45,7 +45,6 @@ const SOURCES = {
   mtp: "predictionHead",
   eagle3: "eagleHead",
   planes: "upperPlanes",
-  two_levels: "twoLevels",
 };
 
 /** What guesses from a source should bring to a single sequence. */

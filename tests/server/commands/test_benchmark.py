@@ -13,7 +13,7 @@ import transformers
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from penstock.engine import Engine
-from penstock.generation.drafting.allowance import Allowance
+from penstock.generation.drafting.trial import Trial
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.model import known_shapes
 from penstock_server import cli
@@ -66,8 +66,8 @@ def test_what_guesses_gave(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # How long the steps of so small a model take does not decide whether guesses are made.
-    monkeypatch.setattr(Allowance, "begin", lambda *_: 1e9)
-    monkeypatch.setattr(Allowance, "pay", lambda *_: None)
+    monkeypatch.setattr(Trial, "may_draft", True)
+    monkeypatch.setattr(Trial, "price", 1.0)
     flags = ["bench", "--shape", "tiny", "--cache-dir", str(tmp_path), "--sequences", "1", "2"]
     flags += ["--no-prompt", "--drafts"]
     assert cli.main(flags) == 0

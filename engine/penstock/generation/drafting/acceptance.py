@@ -12,15 +12,13 @@ _SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95)
 #: What is assumed of a draft model's guess at first: it is trusted a little less than it trusts itself. The
 #: last one is of any of what it guesses at a place.
 _OF_MODEL = (0.01, 0.03, 0.06, 0.12, 0.22, 0.35, 0.5, 0.65, 0.8, 0.9, 0.7)
-#: Who guesses: a model of its own, or upper planes, each with kinds of its own.
-NUM_VOICES, VOICE_OF_PLANES = 2, 1
 #: What is assumed of a guess at first. Prompt lookup is right in 30 to 40% of cases in prose, and nearly
 #: always in a long quotation.
 _PRIORS = (
     *(0.12, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9),
     #: The first token behind the same words at another place than the best one.
     0.12,
-    *_OF_MODEL * NUM_VOICES,
+    *_OF_MODEL,
     #: What the model itself found likely behind the same token at another time, by rank (Luo et al. 2024,
     #: arXiv 2408.08696).
     *(0.3, 0.1, 0.06, 0.04, 0.03, 0.025, 0.02, 0.02),
@@ -29,9 +27,9 @@ _PRIORS = (
 )
 OTHER_PLACE = len(_MATCHES)
 _FIRST_SHARE = OTHER_PLACE + 1
-#: Any of what a draft model guesses at a place, for each voice.
-ANY_OF_MODEL = tuple(_FIRST_SHARE + voice * len(_OF_MODEL) + len(_SHARES) for voice in range(NUM_VOICES))
-_FIRST_RANK = ANY_OF_MODEL[-1] + 1
+#: Any of what a draft model guesses at a place.
+ANY_OF_MODEL = _FIRST_SHARE + len(_SHARES)
+_FIRST_RANK = ANY_OF_MODEL + 1
 #: How many likely tokens are remembered behind a token.
 NUM_RANKS = (len(_PRIORS) - _FIRST_RANK) // 2
 #: How many guesses an assumption is worth.
@@ -48,9 +46,9 @@ def kind_of_match(num_same: int) -> int:
     return bisect_right(_MATCHES, num_same) - 1
 
 
-def kind_of_share(share: float, voice: int = 0) -> int:
+def kind_of_share(share: float) -> int:
     """The kind of a draft model's guess to which the model gives this share of the probability."""
-    return _FIRST_SHARE + voice * len(_OF_MODEL) + bisect_right(_SHARES, share) - 1
+    return _FIRST_SHARE + bisect_right(_SHARES, share) - 1
 
 
 def kind_of_rank(rank: int, is_behind_two: bool = False) -> int:
@@ -59,9 +57,9 @@ def kind_of_rank(rank: int, is_behind_two: bool = False) -> int:
     return _FIRST_RANK + rank + (NUM_RANKS if is_behind_two else 0)
 
 
-def voice_of(kind: int) -> int | None:
-    """Whose guess it is, of a draft model's kinds; None for others."""
-    return (kind - _FIRST_SHARE) // len(_OF_MODEL) if _FIRST_SHARE <= kind < _FIRST_RANK else None
+def is_of_model(kind: int) -> bool:
+    """Whether a draft model guessed it."""
+    return _FIRST_SHARE <= kind < _FIRST_RANK
 
 
 class Acceptance:

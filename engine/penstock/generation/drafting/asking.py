@@ -6,7 +6,6 @@ guesses. This is OPT-Tree's way (Wang et al. 2024, arXiv 2406.17276), over sever
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from collections.abc import Sequence as List
 from typing import NamedTuple, Protocol
@@ -34,26 +33,11 @@ class Place(NamedTuple):
     chance: float = 1.0
 
 
-class Price(NamedTuple):
-    """What a question should take, and what it should bring."""
-
-    #: 0 if nothing was measured.
-    seconds: float
-    #: How likely it is that followers of each place will be known, then followers of its likeliest follower,
-    #: and so on.
-    known: tuple[float, ...] = (1.0,)
-    #: Places about which the answer is there, since it was computed with an earlier one.
-    there: tuple[Place, ...] = ()
-
-
 class Guesser(Protocol):
     """A draft model."""
 
-    #: Whose guesses they are (acceptance.py).
-    voice: int
-
-    def price(self, places: List[Place]) -> Price:
-        """Of expand() at these places."""
+    def seconds(self, num_places: int) -> float:
+        """What expand() takes for so many places; 0 if nothing was measured."""
         ...
 
     def backlog_s(self, sequences: List[Sequence]) -> float:
@@ -74,12 +58,6 @@ class Guesser(Protocol):
         ...
 
 
-def repaid_s(backlog_s: float, sequences: List[Sequence]) -> float:
-    """A step's share of what a model has to catch up with: the rest of the answers repays it."""
-    num_left = max(each.max_total_tokens - each.num_tokens for each in sequences)
-    return backlog_s / max(1, min(num_left, _REPAYING))
-
-
 class Asking:
     """The questions of one step."""
 
@@ -87,8 +65,6 @@ class Asking:
         self._model, self._step = model, step
         self._guesses = {each.sequence: each for each in guesses}
         self._asked = set[tuple[Sequence, int]]()
-        #: The kind of any of what the model guesses at a place.
-        self.any_kind = ANY_OF_MODEL[model.voice]
         #: What all levels should have taken.
         self.seconds = 0.0
         self.choice = choose(guesses, step)
@@ -106,14 +82,14 @@ class Asking:
             able = set(self._model.start([place.sequence for place in places]))
             places = [place for place in places if place.sequence in able]
         while places:
-            self.seconds += self._model.price(places).seconds
+            self.seconds += self._model.seconds(len(places))
             for place, found in zip(places, self._model.expand(places), strict=True):
                 self._asked.add((place.sequence, place.node))
                 guesses = self._guesses[place.sequence]
                 for token_id, share in found:
-                    guesses.add(place.node, token_id, kind_of_share(share, self._model.voice))
+                    guesses.add(place.node, token_id, kind_of_share(share))
                 if found:
-                    guesses.doubt(place.node, [each for each, _ in found], guesses.rate(self.any_kind))
+                    guesses.doubt(place.node, [each for each, _ in found], guesses.rate(ANY_OF_MODEL))
             self.choice = choose(list(self._guesses.values()), self._step, self.seconds)
             places = self._worth(list(self._next()))
         return self.choice
@@ -124,10 +100,8 @@ class Asking:
         return bool(self._asked)
 
     def _worth(self, places: list[Place]) -> list[Place]:
-        """Of these places those to ask about: all whose answers are there, else as many of the likeliest as
-        should bring the most tokens per second; none where fewer than now."""
-        if places and (there := self._model.price(places).there):
-            return list(there)
+        """Of these places as many of the likeliest as should bring the most tokens per second; none where
+        fewer than now."""
         order = sorted(places, key=lambda place: -place.chance)
         best, most = 0, self.choice.rate
         # Twice as many each time: each count asks for a prediction.
@@ -139,22 +113,18 @@ class Asking:
 
     def _rate_with(self, places: list[Place]) -> float:
         """Tokens per second if as many of these places' followers are right as usually are."""
-        choice, step, price = self.choice, self._step, self._model.price(places)
-        seconds = self.seconds + price.seconds
+        choice, seconds = self.choice, self.seconds + self._model.seconds(len(places))
         if not self._asked:
-            seconds += self._backlog_s()
-        elif seconds > step.allowance_s:
-            return 0.0
-        hope = 0.0
-        for place in places:
-            rate = self._guesses[place.sequence].rate(self.any_kind)
-            hope += place.chance * sum(known * rate ** (1 + level) for level, known in enumerate(price.known))
-        num_guesses = choice.num_guesses + math.ceil(len(places) * sum(price.known))
-        return step.rate(choice.num_right + hope, min(step.room, num_guesses), seconds)
+            seconds += self._repaid_s()
+        hope = sum(place.chance * self._guesses[place.sequence].rate(ANY_OF_MODEL) for place in places)
+        num_guesses = min(self._step.room, choice.num_guesses + len(places))
+        return self._step.rate(choice.num_right + hope, num_guesses, seconds)
 
-    def _backlog_s(self) -> float:
+    def _repaid_s(self) -> float:
+        """A step's share of what the model has to catch up with: the rest of the answers repays it."""
         sequences = list(self._guesses)
-        return repaid_s(self._model.backlog_s(sequences), sequences)
+        num_left = max(each.max_total_tokens - each.num_tokens for each in sequences)
+        return self._model.backlog_s(sequences) / max(1, min(num_left, _REPAYING))
 
     def _next(self) -> Iterator[Place]:
         """Guesses that the step would compute and that follow a place of an earlier level."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from typing import NamedTuple
@@ -27,31 +26,33 @@ class PlainStep(NamedTuple):
     room: int
     #: Most guesses of one sequence.
     max_guesses: int = EngineConfig.max_guesses
-    #: Seconds that guesses may cost. Above 0, one guess may cost more (Allowance).
-    allowance_s: float = math.inf
+    #: How many times their predicted seconds steps with guesses take (Trial).
+    price: float = 1.0
 
-    def cost_s(self, num_guesses: int) -> float:
-        """The seconds by which so many guesses should lengthen the step."""
-        return self.predict_s(self.num_tokens + num_guesses) - self.predict_s(self.num_tokens)
+    def seconds(self, num_guesses: int, drafting_s: float = 0.0) -> float:
+        """What the step takes with so many guesses, which took `drafting_s` to make."""
+        plain_s = self.predict_s(self.num_tokens)
+        if not num_guesses and not drafting_s:
+            return plain_s
+        return max(plain_s, self.price * (self.predict_s(self.num_tokens + num_guesses) + drafting_s))
 
     def rate(self, num_right: float, num_guesses: int, drafting_s: float = 0.0) -> float:
         """Tokens per second, with so many guesses and so many expected right ones."""
-        seconds = self.predict_s(self.num_tokens + num_guesses) + drafting_s
-        return (self.num_sampled + num_right) / seconds
+        return (self.num_sampled + num_right) / self.seconds(num_guesses, drafting_s)
 
     @property
     def least_chance(self) -> float:
         """Guesses that are right less often can't pay: half of what a guess costs, in tokens of a step
         without guesses. A guess may cost less than many guesses do on average."""
         count = max(1, min(self.room, self.max_guesses))
-        without_s = self.predict_s(self.num_tokens)
-        guess_s = (self.predict_s(self.num_tokens + count) - without_s) / count
+        without_s = self.seconds(0)
+        guess_s = (self.seconds(count) - without_s) / count
         return max(LEAST_CHANCE, 0.5 * guess_s * self.num_sampled / without_s)
 
     def may_gain(self, num_wanted: int) -> bool:
         """Whether guesses for so many sequences would pay if all of them were right. Looking for guesses
         takes time, too."""
-        if self.predict_s(self.num_tokens) <= 0 or self.allowance_s <= 0:
+        if self.predict_s(self.num_tokens) <= 0:
             return False
         least = LEAST_GAIN * self.rate(0, 0)
         counts = {min(self.room, num_wanted * length) for length in (1, 4, self.max_guesses)}
@@ -86,8 +87,6 @@ def choose(guesses: List[Guesses], step: PlainStep, drafting_s: float = 0.0) -> 
             continue
         counts[number] += 1
         taken.append((number, node))
-        if len(taken) > 1 and step.cost_s(len(taken)) > step.allowance_s:
-            break
         gained -= chance
         rate = step.rate(gained, len(taken), drafting_s)
         if rate > most:

@@ -17,7 +17,6 @@ from penstock.config import EngineConfig
 from penstock.generation.drafting.acceptance import Acceptance, kind_of_match
 from penstock.generation.drafting.asking import MAX_WIDTH
 from penstock.generation.drafting.choice import LEAST_GAIN, PlainStep
-from penstock.generation.drafting.rounds import Round, planned
 
 #: Seconds of a step or of a draft model's level, by its tokens.
 Predict = Callable[[int], float]
@@ -40,7 +39,7 @@ _HEAD_RATE = 0.75
 _EAGLE3_RATE = 0.78
 #: How often the first guess of a model's upper planes is right: docs/measured/speculation.md, "Upper planes
 #: as drafts".
-PLANES_RATE = 0.92
+_PLANES_RATE = 0.92
 #: Most levels of a draft model's trees.
 MAX_LEVELS = 16
 #: The shares of the first guess's failures in which the second to fourth guess is right.
@@ -113,22 +112,7 @@ def assumed_eagle3(level_s: Predict) -> Assumed:
 
 def assumed_planes(level_s: Predict) -> Assumed:
     """The upper planes of a model's own weights."""
-    return Assumed("planes", (PLANES_RATE, *((1 - PLANES_RATE) * each for each in _OTHER_RATES)), level_s)
-
-
-def assumed_two_levels(small: Assumed, planes: Assumed) -> Assumed:
-    """Upper planes that judge a small model's chains: a level costs its share of a pass and of the chains.
-    The small model is assumed to be right as often about the planes as about the model."""
-    small_s, pass_s = small.level_s, planes.level_s
-    assert small_s is not None and pass_s is not None
-
-    def level_s(num_places: int) -> float:
-        chances = [1.0] * num_places
-        round_ = Round(small_s, pass_s, chances, EngineConfig.max_num_batched_tokens)
-        known = planned(round_, chances, small.rates[0], PLANES_RATE)
-        return round_.seconds / sum(known)
-
-    return Assumed("two_levels", planes.rates, level_s)
+    return Assumed("planes", (_PLANES_RATE, *((1 - _PLANES_RATE) * each for each in _OTHER_RATES)), level_s)
 
 
 def expected(drafter: Assumed, num_seqs: int, predict_s: Predict, config: EngineConfig) -> Expected:

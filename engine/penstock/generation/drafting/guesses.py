@@ -134,9 +134,12 @@ class Guesses:
                     matchers[node] = matcher.after(token_id)
         return tree.keep(kept)
 
-    def find(self, drafts: DraftTree) -> list[int]:
-        """The nodes of this tree that are those of a step's drafts, in the order of the drafts."""
-        found: list[int] = []
-        for parent, token_id in zip(drafts.parents, drafts.token_ids, strict=True):
-            found.append(self._nodes[found[parent] if parent >= 0 else -1, token_id])
-        return found
+    def right(self, token_ids: List[int]) -> list[int]:
+        """The nodes that these tokens lead to, which are what followed the text."""
+        path = [-1]
+        for token_id in token_ids:
+            node = self._nodes.get((path[-1], token_id))
+            if node is None:
+                break
+            path.append(node)
+        return path[1:]

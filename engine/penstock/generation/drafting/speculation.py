@@ -3,11 +3,12 @@
 A step with n tokens and k guesses takes t(n + k) seconds, and each sampled sequence gains one token and its
 right guesses. The step takes the k likeliest guesses that give the most expected tokens per second. Where
 layers are streamed, t hardly grows with k: guesses are nearly free. Where a step computes many sequences, no
-guess pays.
+guess pays. What steps really took decides whether there are guesses at all (trial.py).
 
 Guesses of a sequence make up a tree. They come from the text, where something like it stood before, from
-what the model found likely behind the same tokens before, and from a draft model, which takes time of its
-own.
+what the model found likely behind the same tokens before, and from a draft model if there is one, which takes
+time of its own. How often they come true is learned from all of them, also from those that no step computed:
+the text goes on, and says which were right.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from penstock.generation.drafting.acceptance import (
     NUM_RANKS,
     OTHER_PLACE,
     Acceptance,
-    voice_of,
+    is_of_model,
 )
-from penstock.generation.drafting.allowance import Allowance
 from penstock.generation.drafting.asking import Asking, Guesser
 from penstock.generation.drafting.choice import Choice, PlainStep, choose
 from penstock.generation.drafting.draft_tree import DraftTree
@@ -33,8 +33,9 @@ from penstock.generation.drafting.fork_limit import ForkLimit
 from penstock.generation.drafting.guesses import Guesses
 from penstock.generation.drafting.texts.earlier_texts import EarlierTexts
 from penstock.generation.drafting.texts.repeated_text import PAIR, RepeatedText
-from penstock.generation.drafting.ways import Rival, Ways
+from penstock.generation.drafting.trial import Trial, TriedStep
 from penstock.generation.sequence import Sequence
+from penstock.metrics import StepStats
 
 #: The beginning of a predicted answer is trusted as a match of so many tokens.
 _PREDICTED = 6
@@ -50,11 +51,14 @@ class _Track:
         self.shared = earlier.begin(sequence.request.cache_salt, self.text)
         self._max_guesses, self._most = config.max_guesses, config.prompt_lookup_max
         self.acceptance = Acceptance(of_all)
-        self.guesses = Guesses(sequence, self.acceptance, 1.0)
+        #: Of the last step that had any, and how many tokens the sequence had then.
+        self.guesses, self._num_before = Guesses(sequence, self.acceptance, 1.0), sequence.num_tokens
 
     def look(self, sequence: Sequence, least_chance: float) -> Guesses:
         """What may follow the sequence's tokens."""
+        self._learn(sequence.token_ids[self._num_before :])
         self.guesses = Guesses(sequence, self.acceptance, least_chance)
+        self._num_before = sequence.num_tokens
         self.text.follow(sequence.token_ids)
         prediction, num_done = sequence.params.prediction, sequence.num_output_tokens
         if num_done < PAIR and prediction[:num_done] == tuple(
@@ -72,18 +76,20 @@ class _Track:
         self.guesses.spread(self.shared.recycled)
         return self.guesses
 
-    def learn(self, drafts: DraftTree, right: List[int]) -> None:
-        """A step computed these drafts, and these nodes of them were right."""
-        nodes, on_path = self.guesses.find(drafts), {-1, *right}
-        of_model: dict[tuple[int, int], bool] = {}
-        for draft, (node, parent) in enumerate(zip(nodes, drafts.parents, strict=True)):
-            if parent in on_path:
-                kind, is_right = self.guesses.kinds[node], draft in on_path
+    def _learn(self, token_ids: List[int]) -> None:
+        """These tokens followed the text. They say of each guess behind right ones whether it was right."""
+        guesses = self.guesses
+        path = [-1, *guesses.right(token_ids)]
+        on_path, known = set(path), set(path[: len(token_ids)])
+        of_model = dict[int, bool]()
+        for node, parent in enumerate(guesses.parents):
+            if parent in known:
+                kind, is_right = guesses.kinds[node], node in on_path
                 self.acceptance.learn(kind, is_right)
-                if (voice := voice_of(kind)) is not None:
-                    of_model[voice, parent] = of_model.get((voice, parent), False) or is_right
-        for (voice, _), is_right in of_model.items():
-            self.acceptance.learn(ANY_OF_MODEL[voice], is_right)
+                if is_of_model(kind):
+                    of_model[parent] = of_model.get(parent, False) or is_right
+        for is_right in of_model.values():
+            self.acceptance.learn(ANY_OF_MODEL, is_right)
 
 
 class Speculation(Drafter):
@@ -95,21 +101,20 @@ class Speculation(Drafter):
         predict_s: Callable[[int], float],
         model: Guesser | None = None,
         config: EngineConfig | None = None,
-        usual_s: Callable[[int], float] | None = None,
-        rivals: List[Rival] = (),
+        last_step: Callable[[], StepStats | None] | None = None,
     ) -> None:
         """predict_s: tokens of a step -> seconds; 0 if nothing is known. More tokens never take less. config:
-        says how many guesses a sequence may have, and where a text is looked up. usual_s: what steps of so
-        many tokens took lately; 0 if there were none. rivals: one of them guesses in each step, by what each
-        brings, in the model's place."""
-        self._predict_s, self._usual_s = predict_s, usual_s
-        #: Tokens of the last step, without its guesses and with them.
-        self._sizes = (0, 0)
+        says how many guesses a sequence may have, and where a text is looked up. last_step: what the last
+        step brought and took; without it, guesses have no trial."""
+        self._predict_s, self._last_step = predict_s, last_step
         self._model = model
         self._config = config or EngineConfig()
-        self._ways = Ways(rivals, predict_s, self._config) if rivals else None
         self._acceptance, self._earlier, self._forks = Acceptance(), EarlierTexts(), ForkLimit()
-        self._allowance = Allowance()
+        #: By the number of binary digits of the number of sequences.
+        self._trials: dict[int, Trial] = {}
+        self._seen: StepStats | None = None
+        #: Guesses of the last step, and the seconds that its draft model should have taken.
+        self._num_guesses, self._drafting_s = 0, 0.0
         self._tracks: WeakKeyDictionary[Sequence, _Track] = WeakKeyDictionary()
 
     def propose(
@@ -117,10 +122,11 @@ class Speculation(Drafter):
     ) -> Mapping[Sequence, DraftTree]:
         sampled = list(sequences)
         wanted = [each for each in sampled if each.params.speculation]
-        self._settle()
-        allowance_s = self._allowance.begin(self._predict_s(num_tokens), max(1, len(sampled)))
+        self._observe()
+        self._num_guesses, self._drafting_s = 0, 0.0
+        trial = self._trial(len(sampled))
         step = PlainStep(
-            self._predict_s, len(sampled), num_tokens, room, self._config.max_guesses, allowance_s
+            self._predict_s, len(sampled), num_tokens, room, self._config.max_guesses, trial.price
         )
         may_gain = bool(wanted) and step.may_gain(len(wanted))
         self.num_followers = NUM_RANKS if may_gain else 0
@@ -128,38 +134,50 @@ class Speculation(Drafter):
             return {}
         least_chance = step.least_chance
         guesses = [self._track(each).look(each, least_chance) for each in wanted]
-        model = self._model if self._ways is None else self._ways.pick(len(sampled))
-        choice, drafting_s = (
-            (choose(guesses, step), 0.0) if model is None else self._ask(model, guesses, step)
-        )
-        if self._ways is not None:
-            self._ways.guessed(len(sampled), num_tokens, choice.num_guesses)
-        self._allowance.pay(choice.num_guesses, step.cost_s(choice.num_guesses) + drafting_s)
-        self._sizes = num_tokens, num_tokens + choice.num_guesses
-        self._forget(guesses, choice)
+        may_draft = self._last_step is None or trial.may_draft
+        choice = self._choose(guesses, step) if may_draft else None
+        self._forget(guesses)
+        if choice is None:
+            return {}
+        self._num_guesses = choice.num_guesses
         taken = zip(guesses, choice.nodes, strict=True)
         return {each.sequence: each.tree(nodes, self._forks) for each, nodes in taken if nodes}
 
-    def _settle(self) -> None:
-        """Pay for the last step's guesses what its time was."""
-        plain_s, drafted_s = map(self._usual_s, self._sizes) if self._usual_s is not None else (0.0, 0.0)
-        if plain_s > 0 and drafted_s > 0:
-            self._allowance.settle(drafted_s / plain_s)
-
-    def _ask(self, model: Guesser, guesses: list[Guesses], step: PlainStep) -> tuple[Choice, float]:
-        """The choice with what the model guesses, and how long the model should have taken."""
-        asking = Asking(model, guesses, step)
+    def _choose(self, guesses: list[Guesses], step: PlainStep) -> Choice:
+        """The choice among all guesses, with those of the model."""
+        if self._model is None:
+            return choose(guesses, step)
+        asking = Asking(self._model, guesses, step)
         choice = asking.run()
-        if not asking.is_begun:
-            for each in guesses:
-                each.kinds_met.add(asking.any_kind)
-        return choice, asking.seconds
+        self._drafting_s = asking.seconds
+        return choice
 
-    def _forget(self, guesses: list[Guesses], choice: Choice) -> None:
-        """Note the kinds of guesses that were there and are not tried."""
+    def _trial(self, num_sampled: int) -> Trial:
+        return self._trials.setdefault(num_sampled.bit_length(), Trial())
+
+    def _observe(self) -> None:
+        """Learn what the last step brought and took, if it had no prompts."""
+        stats = self._last_step() if self._last_step is not None else None
+        if stats is None or stats is self._seen:
+            return
+        self._seen = stats
+        num_plain = stats.num_tokens - stats.num_drafts
+        plain_s = self._predict_s(num_plain)
+        if num_plain != stats.num_seqs or plain_s <= 0:
+            return
+        drafting_s = self._drafting_s if stats.num_drafts == self._num_guesses else 0.0
+        predicted_s = self._predict_s(stats.num_tokens) + drafting_s
+        gained = 1 + stats.num_right_drafts / num_plain
+        step = TriedStep(gained, stats.duration_s / plain_s, predicted_s / plain_s)
+        self._trial(num_plain).record(step, stats.num_drafts > 0 or drafting_s > 0)
+
+    def _forget(self, guesses: list[Guesses]) -> None:
+        """Note the kinds of guesses that were there, of which nobody will learn whether they were right."""
         met, tried = set[int](), set[int]()
-        for each, nodes in zip(guesses, choice.nodes, strict=True):
-            own = {each.kinds[node] for node in nodes}
+        for each in guesses:
+            own = set(each.kinds)
+            if self._model is not None and not any(map(is_of_model, own)):
+                each.kinds_met.add(ANY_OF_MODEL)
             self._track(each.sequence).acceptance.forget(each.kinds_met - own)
             met |= each.kinds_met
             tried |= own
@@ -168,12 +186,8 @@ class Speculation(Drafter):
     def learn(
         self, sequence: Sequence, drafts: DraftTree, right: List[int], followers: List[tuple[int, ...]]
     ) -> None:
+        """Only what the model found likely: which guesses were right shows in the next step's text."""
         track = self._track(sequence)
-        self._allowance.earn(len(right))
-        if self._ways is not None:
-            self._ways.learn(len(right))
-        if drafts:
-            track.learn(drafts, right)
         text = (*sequence.token_ids[-2:], *drafts.token_ids)
         num_last = min(2, sequence.num_tokens)  # tokens of the sequence itself
         for row, found in enumerate(followers):

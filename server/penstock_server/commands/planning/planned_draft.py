@@ -13,7 +13,6 @@ from penstock.config import EngineConfig
 from penstock.drafters import mtp_plan
 from penstock.drafters.draft_model import check_plan, own_config
 from penstock.drafters.eagle3_plan import names_eagle3, read_eagle3, with_states
-from penstock.drafters.find_head import no_small_model
 from penstock.drafters.memory_beside import card_bytes, config_beside, machine_beside
 from penstock.drafters.planes_drafter import (
     NO_PLANES,
@@ -28,7 +27,6 @@ from penstock.generation.drafting.expectation import (
     assumed_head,
     assumed_model,
     assumed_planes,
-    assumed_two_levels,
 )
 from penstock.kernels import multiplies_bytes
 from penstock.memory.hardware import HardwareProfile
@@ -55,19 +53,16 @@ def assumed_beside(
     config: EngineConfig,
     draft: PlannedDraft | None,
 ) -> list[Assumed]:
-    """What guesses for a model with this plan: of several, each step has the one that brings most. predict:
-    of its steps on this machine. Raises CapacityError if upper planes that should guess are streamed, and
-    ConfigError for a model that has none."""
-    small = [] if draft is None else [draft.drafter]
+    """What guesses for a model with this plan. predict: of its steps on this machine. Raises CapacityError if
+    upper planes that should guess are streamed, and ConfigError for a model that has none."""
     if not config.draft_with_planes:
-        return small
+        return [] if draft is None else [draft.drafter]
     is_shared = plan.kept_share is not None  # a layer's rest is no plane
     if not (plan.keeps_upper if is_shared else any(layer.is_lower for layer in plan.layers)):
         raise ConfigError(NO_PLANES)
-    check_upper_planes(plan, draft is not None)
+    check_upper_planes(plan)
     share = guess_share(config.rows_per_token, plan.has_gpu or multiplies_bytes(config))
-    planes = assumed_planes(functools.partial(pass_s, plan, predict, share))
-    return [*(assumed_two_levels(each, planes) for each in small), planes, *small]
+    return [assumed_planes(functools.partial(pass_s, plan, predict, share))]
 
 
 @dataclass(frozen=True)
@@ -105,8 +100,6 @@ def _draft_on(settings: Settings, hardware: HardwareProfile, config: EngineConfi
     if is_shape(name):
         size = footprint_of(find_shape(name), own)
     elif names_eagle3(name, config, settings.offline):
-        if config.draft_with_planes:
-            raise no_small_model(name)
         config_json = read_config(find_config(name, None, settings.offline))
         return _planned_eagle3(name, config_json, hardware, config)
     else:
