@@ -115,7 +115,7 @@ def test_a_long_prompt_of_a_short_answer_is_not_read(
 ) -> None:
     """Reading it would take as long as several steps. The same prompt pays where the answer is long."""
     calls, expand = list[int](), twin.expand
-    monkeypatch.setattr(twin, "_predict", lambda num_tokens, num_rows: StepTime(0.02 * num_tokens))
+    monkeypatch.setattr(twin, "_predict", lambda load: StepTime(0.02 * load.num_tokens))
     monkeypatch.setattr(twin, "expand", lambda places: (calls.append(1), expand(places))[1])
     with Engine.load(tiny_llama, drafter=Speculation(flat_s, twin)) as engine:
         prompt = [5, 9, 20] * 60
