@@ -33,7 +33,7 @@ from penstock_server.protocol.generation_fields import MAX_STOP_STRINGS, CacheSa
 from penstock_server.protocol.other_parts import MAX_PARTS
 from penstock_server.protocol.output_formats import JsonSchemaFormat, NamedSchema
 from penstock_server.protocol.requests import MAX_MESSAGES, ChatCompletionRequest
-from penstock_server.protocol.tools import MAX_TOOLS, Function, FunctionName, check_schema
+from penstock_server.protocol.tools import MAX_TOOLS_ELSEWHERE, Function, FunctionName, check_schema
 from penstock_server.protocol.wire import (
     MAX_INT,
     PositiveCount,
@@ -129,7 +129,7 @@ class PromptRequest(Wire):
         ]
         | None
     ) = None
-    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS_ELSEWHERE)] | None = None
     tool_choice: MessagesToolChoice | None = Field(None, description="auto if null and there are tools")
     thinking: Thinking | None = Field(None, description="Whether the model thinks first, if it can.")
     output_config: OutputConfig | None = None

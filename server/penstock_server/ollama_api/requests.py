@@ -42,7 +42,7 @@ from penstock_server.protocol.messages import MessageContent, text_of
 from penstock_server.protocol.other_parts import MAX_PARTS, always_noted, leniency_of, note
 from penstock_server.protocol.output_formats import JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from penstock_server.protocol.requests import MAX_MESSAGES, ChatCompletionRequest, CompletionRequest
-from penstock_server.protocol.tools import MAX_DEPTH, MAX_TOOLS, FunctionType, Tool, is_too_deep
+from penstock_server.protocol.tools import MAX_DEPTH, MAX_TOOLS_ELSEWHERE, FunctionType, Tool, is_too_deep
 from penstock_server.protocol.wire import Text, Unsupported, Wire, invalid
 from penstock_server.settings.values import parse_keep_alive
 
@@ -85,6 +85,11 @@ def _role(value: object) -> object:
     return "system" if role == "developer" else role
 
 
+def _no_arguments(value: object) -> object:
+    """Clients in Go write null for a map without members."""
+    return {} if value is None else value
+
+
 def _check_arguments(value: dict[str, Any]) -> dict[str, Any]:
     if is_too_deep(value):
         raise PydanticCustomError("invalid_value", "nests deeper than {levels} levels", {"levels": MAX_DEPTH})
@@ -93,7 +98,9 @@ def _check_arguments(value: dict[str, Any]) -> dict[str, Any]:
 
 class CalledFunction(Wire):
     name: Annotated[Text, Field(min_length=1)]
-    arguments: Annotated[dict[str, Any], AfterValidator(_check_arguments)]
+    arguments: Annotated[dict[str, Any], BeforeValidator(_no_arguments), AfterValidator(_check_arguments)] = (
+        Field({}, description="null: none")
+    )
     index: Whole | None = None
     description: str | None = None
 
@@ -213,7 +220,7 @@ class ChatRequest(GeneratingRequest):
     """Body of POST /api/chat. Without messages, it asks whether the model is loaded."""
 
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS_ELSEWHERE)] | None = None
     truncate: bool | None = Field(None, description="false: messages that do not fit are refused.")
 
     @model_validator(mode="after")

@@ -22,6 +22,8 @@ from penstock_server.protocol.wire import Text, Wire
 
 #: The most tools of a request, as at OpenAI.
 MAX_TOOLS = 128
+#: The same where the API has no such limit: several MCP servers together offer some hundred tools.
+MAX_TOOLS_ELSEWHERE = 1024
 
 #: The deepest nesting of schemas and of arguments. No honest request nests deeper, and walking deeper JSON
 #: could overflow the stack.
@@ -29,6 +31,9 @@ MAX_DEPTH = 100
 
 #: Keywords of JSON Schema that hold schemas by name.
 _SCHEMA_MAPS = ("properties", "$defs", "definitions", "patternProperties")
+
+#: Members that count as absent if they are null, as clients in Go write lists and maps without members.
+_MAY_BE_NULL = frozenset({*_SCHEMA_MAPS, "required"})
 
 
 def _invalid_schema(reason: str) -> PydanticCustomError:
@@ -54,6 +59,7 @@ def _items(value: object) -> Iterable[object]:
 def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Checks those parts of a schema that every model and template relies on. Whether a grammar can enforce
     the schema is checked later, and only for calls that a grammar binds."""
+    schema = {key: value for key, value in schema.items() if value is not None or key not in _MAY_BE_NULL}
     if is_too_deep(schema):
         raise _invalid_schema(f"the schema nests deeper than {MAX_DEPTH} levels")
     try:
@@ -78,7 +84,8 @@ def _check_map(keyword: str, schemas: object) -> None:
             raise _invalid_schema(f"{keyword}.{name} must be an object")
 
 
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+#: As Anthropic and OpenAI's Responses have it: names of MCP tools have their server's name in front.
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 
 
 class Function(Wire):

@@ -243,9 +243,9 @@ class ListParser(Parser):
 
 class MistralParser(ListParser):
     #: The text between the marker and the brace that opens the arguments.
-    _HEAD = re.compile(r"\s*([\w.-]{1,64})\s*(?:\[CALL_ID\]\s*([\w-]{1,64})\s*)?(?:\[ARGS\]\s*)?", re.ASCII)
+    _HEAD = re.compile(r"\s*([\w.-]{1,128})\s*(?:\[CALL_ID\]\s*([\w-]{1,64})\s*)?(?:\[ARGS\]\s*)?", re.ASCII)
     _HEAD_CHARACTERS = re.compile(r"[\w.\[\]\s-]*", re.ASCII)
-    _MAX_HEAD = 200
+    _MAX_HEAD = 250
 
     def __init__(self) -> None:
         super().__init__(TOOL_CALLS)

@@ -27,6 +27,11 @@ def refused(**fields: Any) -> str:
     return str(caught.value.errors()[0])
 
 
+def test_tools_of_several_mcp_servers() -> None:
+    tools = [{"name": f"mcp__{'s' * 80}__{each}", "input_schema": {"type": "object"}} for each in range(300)]
+    assert len(request(tools=tools).tools or ()) == 300
+
+
 def test_every_field_of_the_package_has_its_place() -> None:
     params = pytest.importorskip("anthropic.types.message_create_params", reason="the extra dev has it")
     beta = pytest.importorskip("anthropic.types.beta.message_create_params", reason="the extra dev has it")

@@ -319,6 +319,14 @@ def test_a_result_without_an_earlier_call_is_shown(client: Any, server: LiveServ
         assert "user: Hi\ntool: Rain\n" in last(server)[0]
 
 
+@pytest.mark.parametrize("function", [{"name": "f"}, {"name": "f", "arguments": None}])
+def test_a_call_without_arguments(function: dict[str, Any]) -> None:
+    said = {"role": "assistant", "tool_calls": [{"function": function}]}
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}, said]}
+    turns = ChatRequest.model_validate(body).as_conversation.turns
+    assert [call.arguments for call in turns[1].calls] == ["{}"]
+
+
 def test_a_result_belongs_to_the_call_of_its_id_or_name() -> None:
     call = {"id": "a", "function": {"name": "f", "arguments": {}}}
     said = {"role": "assistant", "tool_calls": [call, call, {"function": {"name": "g", "arguments": {}}}]}

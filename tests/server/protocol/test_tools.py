@@ -38,6 +38,12 @@ def test_schemas_that_nobody_has_to_enforce_are_taken(parameters: Any) -> None:
     Tool.model_validate({"type": "function", "function": {"name": "f-1_A", "parameters": parameters}})
 
 
+def test_null_is_no_list_and_no_map() -> None:
+    parameters = {"type": "object", "properties": None, "required": None, "$defs": None, "description": None}
+    function = Function.model_validate({"name": "mcp__" + "f" * 123, "parameters": parameters})
+    assert function.parameters == {"type": "object", "description": None}
+
+
 @pytest.mark.parametrize("parameters", [{"type": "string"}, {"x": float("inf")}, {"x": "\ud800"}, [], "x"])
 def test_schemas_that_are_none(parameters: Any) -> None:
     with pytest.raises(ValidationError):

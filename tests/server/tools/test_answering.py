@@ -205,7 +205,7 @@ def test_logprobs_go_along(client: openai.OpenAI) -> None:
     ("fields", "param"),
     [
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "x" * 65}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "x" * 129}}]}, "tools.0.function.name"),
         ({"tools": [NOW, NOW]}, "tools.1.function.name"),
         ({"tools": [NOW] * 129}, "tools"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
