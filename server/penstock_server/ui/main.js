@@ -51,6 +51,7 @@ class Page {
   #opening; // the promise of the store
   #asked = 0; // conversations that the reader asked to see
   #pending = false;
+  #hasMore = false;
   #isAtEnd = true; // the reader has not scrolled away from the end
   #panels = new Panels();
   #machine = new Machine(
@@ -134,13 +135,22 @@ class Page {
       run.savedAt = performance.now();
       this.#keep(conversation, [run.node]);
     }
-    if (conversation !== this.#conversation || this.#pending) return;
+    if (conversation !== this.#conversation) return;
+    this.#hasMore = true;
+    if (!this.#pending) this.#draw();
+  }
+
+  #draw() {
     this.#pending = true;
     requestAnimationFrame(() => {
       const begun = performance.now();
+      this.#hasMore = false;
       if (this.isRunning(this.#conversation)) this.#view.grow();
       // Laying out a long answer takes long: the page then waits for as long, so that other work gets its turn.
-      setTimeout(() => (this.#pending = false), performance.now() - begun);
+      setTimeout(() => {
+        this.#pending = false;
+        if (this.#hasMore) this.#draw(); // what came meanwhile may be the last for a while
+      }, performance.now() - begun);
     });
   }
 
