@@ -37,6 +37,10 @@ class Part:
     end: int
 
 
+def is_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf" and path.is_file()
+
+
 def read_metadata(path: Path) -> Metadata:
     """The metadata of a model, of which `path` is the file or any of its parts. Raises what read_parts()
     raises."""

@@ -22,6 +22,7 @@ from penstock_server.commands.talking.lines import typed_text
 from penstock_server.serving import serve
 from penstock_server.serving.listener import bind
 from penstock_server.settings.settings import Settings
+from warm_python import environment
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +42,29 @@ def test_help_is_grouped_and_waits_for_neither_torch_nor_server() -> None:
     assert done.returncode == 0, done.stderr
     for heading in ("model:", "engine: memory and arithmetic:", "server:"):
         assert heading in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--help"], 0), (["--version"], 0), (["generate", "--help-all"], 0), (["nonsense"], 2),
+        (["serve"], 2), (["list"], 0), (["list", "--json"], 0), (["rm", "owner/none"], 1),
+    ],
+)  # fmt: skip
+def test_what_needs_no_arithmetic_waits_for_none(words: list[str], code: int, tmp_path: Path) -> None:
+    program = (
+        "import sys; from penstock_server import cli\n"
+        "try: code = cli.main(sys.argv[1:])\n"
+        "except SystemExit as leaving: code = leaving.code\n"
+        "slow = {'fastapi', 'httpx2', 'numpy', 'tokenizers', 'torch', 'tqdm', 'transformers'}\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
+        "sys.exit(code)"
+    )
+    command = [sys.executable, "-c", program, *words]
+    environ = environment() | {"HF_HOME": str(tmp_path), "PENSTOCK_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
+    assert done.returncode == code, done.stderr
+    assert "Error" not in done.stderr
 
 
 @pytest.mark.parametrize("module", ["penstock", "penstock_server"])

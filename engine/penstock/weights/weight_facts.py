@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from penstock.gguf_file import is_gguf
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.gguf_files.gguf_header import is_gguf
 from penstock.weights.formats.stacked_format import in_one_format
 from penstock.weights.formats.weight_format import WeightFormat
 from penstock.weights.tensors import ModelTensors, UnitLayout

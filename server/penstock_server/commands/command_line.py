@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 from penstock.memory.planning.cards import CARDS
 from penstock.memory.planning.processors import PROCESSORS
 from penstock.model.known_shapes import SHAPES
-from penstock_server import __version__
 from penstock_server.settings.sources import add_flags
 from penstock_server.settings.values import parse_bytes
 
@@ -83,10 +82,26 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
+class _Version(argparse.Action):
+    """--version: looked up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from penstock_server import __version__
+
+        print(f"penstock {__version__}")
+        parser.exit()
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands. `command` in its result is the command's name."""
     parser = _Parser(prog="penstock", description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    parser.add_argument(
+        "--version",
+        action=_Version,
+        nargs=0,
+        default=argparse.SUPPRESS,
+        help="show program's version number and exit",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (text, add_arguments) in _COMMANDS.items():
         add_arguments(_add_command(commands, name, text))

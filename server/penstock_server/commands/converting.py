@@ -18,6 +18,7 @@ from penstock.model.registry import OpenModel
 from penstock.weights.checkpoints.checksums import Checksums
 from penstock.weights.conversion.manifest import verify
 from penstock.weights.conversion.report import ConversionReport
+from penstock_server.facade.figures import gigabytes
 from penstock_server.facade.loading import convert_with_checksums, load_tokenizer, open_source
 from penstock_server.settings.settings import Settings
 
@@ -93,11 +94,6 @@ def run_verify(folder: Path) -> int:
         bar.close()
     print(f"{num_files} files have the checksums with which they were written, weights and all others")
     return 0
-
-
-def gigabytes(num_bytes: float) -> str:
-    """For people: in units of 1000, as the hub has them."""
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
 
 
 def summary(report: ConversionReport, target: Path) -> list[str]:

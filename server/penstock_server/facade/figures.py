@@ -17,6 +17,11 @@ def rate(per_second: float) -> str:
     return _three_digits(per_second)
 
 
+def gigabytes(num_bytes: float) -> str:
+    """In units of 1000, as the hub has them."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
+
+
 def _three_digits(number: float) -> str:
     decimals = 2 if number < 9.995 else 1 if number < 99.95 else 0
     return f"{number:,.{decimals}f}"

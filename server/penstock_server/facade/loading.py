@@ -28,12 +28,11 @@ from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.conversion.rounding import Rounding
 from penstock.weights.store import WeightStore
 from penstock_server.facade.machine import profile
+from penstock_server.facade.model_folders import converted_copy
 from penstock_server.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-#: The folder of converted repositories in the cache folder.
-CONVERTED = "models"
 #: The part of the layers after which a log gets a line: a log file can't show a bar.
 _LOGGED_PART = 0.25
 
@@ -63,11 +62,6 @@ class LoadProgress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-
-
-def converted_copy(cache_dir: Path, repository: str) -> Path:
-    """Where `pull --convert` writes a repository. The folder is there when all of it is."""
-    return cache_dir / CONVERTED / repository
 
 
 def find_converted(cache_dir: Path, model: str) -> Path | None:

@@ -8,6 +8,14 @@ from pathlib import Path
 
 from penstock.weights.checkpoints.folder import gguf_models
 
+#: The folder of converted repositories in the cache folder.
+CONVERTED = "models"
+
+
+def converted_copy(cache_dir: Path, repository: str) -> Path:
+    """Where `pull --convert` writes a repository. The folder is there when all of it is."""
+    return cache_dir / CONVERTED / repository
+
 
 def models_in(folder: Path) -> dict[str, Path]:
     """The models of a folder that is no model itself, by their names in it. {} for anything else."""

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 from penstock.errors import CheckpointNotFound, ConfigError, DownloadError, UnsafeCheckpoint
+from penstock.gguf_file import is_gguf
 from penstock.weights.checkpoints.folder import CONSOLIDATED, about_pickles, find_gguf, shortened
-from penstock.weights.checkpoints.gguf_files.gguf_header import is_gguf
 from penstock.weights.checkpoints.hub_answers import check_path, hub_library
 
 #: Models that come with Penstock.

@@ -56,9 +56,8 @@ class HubFiles:
 def cache_of(repository: str) -> Path:
     """A repository's folder in the hub's cache."""
     from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
 
-    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
+    return Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
 
 
 def list_files(repository: str, revision: str | None, allow_pickle: bool) -> HubFiles:

@@ -12,8 +12,10 @@ from penstock.errors import CapacityError, ConfigError
 from penstock.weights.checkpoints.folder import shortened
 from penstock.weights.checkpoints.hub import REPOSITORY, SHIPPED, find_model
 from penstock.weights.checkpoints.hub_fetch import HubFiles, cache_of, fetch_file, list_files
-from penstock_server.commands.converting import ProgressBar, gigabytes, summary
-from penstock_server.facade.loading import convert_with_checksums, converted_copy, open_source
+from penstock_server.commands.converting import ProgressBar, summary
+from penstock_server.facade.figures import gigabytes
+from penstock_server.facade.loading import convert_with_checksums, open_source
+from penstock_server.facade.model_folders import converted_copy
 from penstock_server.settings.settings import Settings
 
 

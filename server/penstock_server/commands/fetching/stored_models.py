@@ -11,8 +11,8 @@ from pathlib import Path
 
 from penstock.errors import CheckpointNotFound
 from penstock.weights.checkpoints.hub_fetch import cache_of
-from penstock_server.commands.converting import gigabytes
-from penstock_server.facade.loading import CONVERTED
+from penstock_server.facade.figures import gigabytes
+from penstock_server.facade.model_folders import CONVERTED
 
 
 @dataclass(frozen=True)

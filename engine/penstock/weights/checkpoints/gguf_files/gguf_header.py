@@ -16,10 +16,6 @@ DEFAULT_ALIGNMENT = 32
 PLAIN_TYPES = {0: "F32", 1: "F16", 30: "BF16"}
 
 
-def is_gguf(path: Path) -> bool:
-    return path.suffix == ".gguf" and path.is_file()
-
-
 def read_header(path: Path) -> tuple[Metadata, dict[str, TensorEntry]]:
     """Metadata and tensors under llama.cpp's names, of a file or of all parts of a split file, of which
     `path` is one.
