@@ -1,4 +1,5 @@
-"""Tokenizer: strings <-> token ids, by a transformers tokenizer, from local files alone."""
+"""Tokenizer: strings <-> token ids, by a tokenizer of transformers or one with the same methods, from local
+files alone."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 
 from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile, PenstockError, RequestError
 from penstock.text.control_tokens import ControlTokens
+from penstock.text.file_tokenizer import read_file_tokenizer
 from penstock.text.foreign_rules import check_rules, refused_texts, unknown_rules
 from penstock.text.gguf_tokenizer import read_gguf
 from penstock.text.text_process import TextLost, Trial, text_process
@@ -34,7 +36,7 @@ class Tokenizer:
     With a lock, a long prompt would hold up the engine."""
 
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
-        """`tokenizer` is a transformers tokenizer."""
+        """`tokenizer` is a transformers tokenizer, or has the methods of one that are called here."""
         self.backend = tokenizer
         self.vocab_size: int = len(tokenizer)
         # A vocabulary may have a piece twice; get_vocab() then has only one of the two ids.
@@ -266,8 +268,10 @@ _BYTE_OF_CHARACTER = _byte_stand_ins()
 
 
 def _read_folder(folder: Path) -> Any:
-    """transformers' tokenizer of a folder, or ours for the CPM models and for a sentencepiece model that has
-    no tokenizer.json."""
+    """The tokenizer.json of a folder; or ours for the CPM models and for a sentencepiece model that has no
+    tokenizer.json; or transformers'."""
+    if (plain := read_file_tokenizer(folder)) is not None:
+        return plain
     from transformers import AutoTokenizer  # the import takes a second
 
     from penstock.text.chinese_form import find_form
