@@ -212,3 +212,6 @@ class EngineStopped(EngineDead):
 
 #: What ends the requests of a step and not the engine: StepFailed tells the caller.
 STEP_ERRORS = (CheckpointError, HandoverError)
+#: Errors of Python's that a malformed file causes: a word in place of a number, a missing number, a division
+#: by zero.
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)

@@ -32,8 +32,8 @@ from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
 from penstock.memory.hardware import DeviceProfile, HardwareProfile
 from penstock.memory.planning.planner import plan_memory
+from penstock.model.footprint import footprint
 from penstock.model.registry import open_model
-from penstock.model.shapes import footprint
 from penstock.weights.adapters.adapter import Adapter
 from penstock.weights.adapters.loaded_adapters import LoadedAdapters
 from penstock.weights.adapters.targets import Targets

@@ -26,10 +26,11 @@ from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.pages import PAGE
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
+from penstock.weights.checkpoints.checkpoint import MANIFEST
 from penstock.weights.checkpoints.safetensors_header import read_header
 from penstock.weights.conversion import whole_file
 from penstock.weights.conversion.convert import convert
-from penstock.weights.conversion.manifest import MANIFEST, verify
+from penstock.weights.conversion.manifest import verify
 from penstock.weights.conversion.unit_files import unit_files
 from penstock.weights.quantization_error import quantization_errors
 from penstock.weights.store import WeightStore
@@ -467,6 +468,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from penstock.model.registry import open_model
+from penstock.weights.checkpoints.checkpoint import CONFIG, MANIFEST
 from penstock.weights.conversion import manifest, whole_file
 from penstock.weights.conversion.convert import convert
 
@@ -503,10 +505,10 @@ def run(point):
 
 def check(point):
     names = {path.name for path in out.iterdir()} if out.exists() else set()
-    for name in names - {manifest.MANIFEST, whole_file.LOCK}:
+    for name in names - {MANIFEST, whole_file.LOCK}:
         if not name.endswith(whole_file.TEMPORARY):
             assert (out / name).read_bytes() == (expected / name).read_bytes(), (point, name)
-    if manifest.CONFIG in names:
+    if CONFIG in names:
         assert names >= {path.name for path in expected.iterdir()}, (point, names)
         assert manifest.verify(out) == manifest.verify(expected), point
     return len(names)

@@ -18,9 +18,9 @@ from penstock.memory.planning.cost import (
 from penstock.memory.planning.expert_demand import ExpertDemand
 from penstock.memory.planning.planner import plan_memory
 from penstock.memory.planning.step_work import StepLoad
+from penstock.model.footprint import footprint
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
-from penstock.model.shapes import footprint
 from penstock.spec import NO_EXPERTS, ExpertFootprint, ModelFootprint
 from penstock.weights.formats.model_formats import in_int4
 

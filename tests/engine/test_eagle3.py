@@ -22,7 +22,8 @@ from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError, UnsupportedModel
 from penstock.generation.drafting.speculation import Speculation
 from penstock.memory.pages import PAGE
-from penstock.model.heads.eagle3 import ABSENT, Eagle3, is_eagle3
+from penstock.model.heads.eagle3 import ABSENT, Eagle3
+from penstock.model.known_families import is_eagle3
 from penstock.model.registry import open_model
 from penstock.weights.checkpoints.formats import read_config
 

@@ -25,10 +25,11 @@ from penstock.memory.planning.plan import HANDOVER_BYTES
 from penstock.memory.planning.planner import plan_memory
 from penstock.memory.planning.popularity import usual_weights
 from penstock.memory.planning.step_work import StepLoad
+from penstock.model.footprint import footprint
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
-from penstock.model.shapes import footprint, planned_tensors
 from penstock.spec import ExpertFootprint, ModelFootprint
+from penstock.weights.store import planned_tensors
 
 GB = 1e9
 #: Of Qwen3-30B-A3B in 4 bits: 6144 experts in 48 layers, of which a token passes through 8 each.

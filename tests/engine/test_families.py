@@ -57,8 +57,9 @@ from penstock.memory.pools import MemoryPool
 from penstock.model.encoder_decoder import EncoderDecoder
 from penstock.model.families.cpmant import CPMAnt
 from penstock.model.family import Family
+from penstock.model.known_families import ENCODERS, FAMILIES, family_at
 from penstock.model.layers import ACTIVATION_FUNCTIONS, activation_function
-from penstock.model.registry import FAMILIES, find_family, open_model
+from penstock.model.registry import find_family, open_model
 from penstock.weights.layer_weights import LayerWeights, with_head
 from penstock.weights.quantize import quantize
 from penstock.weights.store import WeightStore
@@ -388,13 +389,23 @@ def test_greedy_tokens_with_half_kv_differ_only_in_near_ties(built: Built) -> No
     assert max(lost, default=0.0) <= NEAR_TIE
 
 
+def test_a_family_is_known_by_all_its_names() -> None:
+    for name, place in (FAMILIES | ENCODERS).items():
+        assert name in family_at(place).architectures
+    named = {
+        name for place in {*FAMILIES.values(), *ENCODERS.values()} for name in family_at(place).architectures
+    }
+    assert named == FAMILIES.keys() | ENCODERS.keys()
+
+
 def test_every_family_is_tested() -> None:
     classes = {
         f"{kind}LMHeadModel" if kind in LM_HEAD_MODELS else f"{kind.removesuffix('Text')}ForCausalLM"
         for kind, _ in MODELS.values()
     }
     # test_encoder_decoder.py and test_cpmant.py have the others.
-    decoders = [family for family in FAMILIES if not issubclass(family, EncoderDecoder | CPMAnt)]
+    families = set(map(family_at, FAMILIES.values()))
+    decoders = [family for family in families if not issubclass(family, EncoderDecoder | CPMAnt)]
     # transformers makes a Llama of InternLM3, which test_config_spellings.py has.
     assert classes == {family.architectures[0] for family in decoders} - {"InternLM3ForCausalLM"}
 

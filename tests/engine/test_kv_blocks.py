@@ -14,9 +14,9 @@ from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.plan import HANDOVER_BYTES
 from penstock.memory.planning.planner import plan_memory
 from penstock.memory.planning.step_work import StepLoad
+from penstock.model.footprint import footprint
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import read_spec
-from penstock.model.shapes import footprint
 from penstock.spec import ModelFootprint
 from penstock.weights.store import planned_tensors
 

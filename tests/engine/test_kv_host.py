@@ -27,9 +27,9 @@ from penstock.memory.kv_disk.kv_store import NUM_BUFFERS, KVStore
 from penstock.memory.kv_disk.record import NO_KEY
 from penstock.memory.kv_host.host_shelf import HostShelf
 from penstock.memory.planning.planner import plan_memory
+from penstock.model.footprint import footprint
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import read_spec
-from penstock.model.shapes import footprint
 from penstock.weights.store import planned_tensors
 
 on_a_card = pytest.mark.skipif(missing() is not None, reason=str(missing()))

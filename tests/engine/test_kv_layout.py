@@ -24,9 +24,9 @@ from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
 from penstock.kernels import reference as plain
 from penstock.kernels.reference import ReferenceKernels
 from penstock.loader import planning
+from penstock.model.footprint import footprint
 from penstock.model.known_shapes import SHAPES
 from penstock.model.registry import read_spec
-from penstock.model.shapes import footprint
 from penstock.spec import FLOAT16, FLOAT32, KV_LAYOUTS, KVLayout, KVPart
 
 #: The tiny model's.

@@ -23,8 +23,8 @@ from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.planner import plan_memory
 from penstock.memory.planning.product_times import own_rates, product_s
 from penstock.memory.planning.step_work import StepLoad
+from penstock.model.footprint import footprint
 from penstock.model.registry import open_model
-from penstock.model.shapes import footprint
 from penstock.weights.formats.priced_formats import PRICED, price_name
 
 

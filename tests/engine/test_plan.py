@@ -18,9 +18,9 @@ from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.plan import MemoryPlan, resident_layers
 from penstock.memory.planning.planner import GPU_SCRATCH_BYTES, NUM_STAGING_SLOTS, plan_memory
 from penstock.memory.planning.step_work import StepLoad
+from penstock.model.footprint import footprint
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
-from penstock.model.shapes import footprint
 from penstock.spec import ModelFootprint, RopeSpec
 
 GIB = 1 << 30

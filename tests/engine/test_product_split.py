@@ -18,9 +18,9 @@ from penstock.memory.planning.planner import plan_memory
 from penstock.memory.planning.product_split import ROW_UNIT, SplitStep, part_rows, whole_share
 from penstock.memory.planning.split_cost import split_work
 from penstock.memory.planning.step_work import StepLoad
+from penstock.model.footprint import footprint
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
-from penstock.model.shapes import footprint
 
 GB = 1e9
 #: SOLAR-10.7B: 48 layers of 4 products that wait for each other.

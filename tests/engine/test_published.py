@@ -44,11 +44,12 @@ from penstock.errors import (
 )
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
+from penstock.weights.checkpoints.checkpoint import MANIFEST
 from penstock.weights.checkpoints.checksums import Checksums
 from penstock.weights.checkpoints.formats import open_checkpoint, read_config
 from penstock.weights.checkpoints.published.soft_prompt import read_soft_prompt
 from penstock.weights.conversion.convert import convert
-from penstock.weights.conversion.manifest import MANIFEST, verify
+from penstock.weights.conversion.manifest import verify
 
 Tensors = dict[str, Tensor]
 

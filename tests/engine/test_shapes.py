@@ -17,9 +17,10 @@ from penstock.config import EngineConfig, WeightBits
 from penstock.engine import Engine
 from penstock.errors import CheckpointError
 from penstock.generation.requests.generation_request import SamplingParams
+from penstock.model.footprint import footprint
 from penstock.model.known_shapes import SHAPES, find_shape
 from penstock.model.registry import find_family, open_model
-from penstock.model.shapes import footprint, write_random
+from penstock.model.shapes import write_random
 from penstock.weights.conversion import whole_file
 from penstock.weights.formats.model_formats import has_int4, has_planes
 

@@ -28,8 +28,8 @@ from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.shared_plan import split_footprint
 from penstock.memory.planning.split_cost import split_work
 from penstock.memory.planning.step_work import StepLoad
+from penstock.model.footprint import footprint
 from penstock.model.registry import open_model
-from penstock.model.shapes import footprint
 from penstock.weights.conversion.convert import convert
 from penstock.weights.split.row_split import split_rows
 

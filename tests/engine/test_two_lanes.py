@@ -14,10 +14,11 @@ from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.planner import plan_memory
 from penstock.memory.planning.step_work import StepLoad
+from penstock.model.footprint import footprint
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
-from penstock.model.shapes import footprint, planned_tensors
 from penstock.spec import ModelFootprint
+from penstock.weights.store import planned_tensors
 
 GIB = 1 << 30
 DISK = DiskProfile(3.0, 1 << 20, 4, True)

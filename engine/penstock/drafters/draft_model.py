@@ -34,7 +34,7 @@ from penstock.loader import LoadedModel, PlannedModel, begin_reading, begin_toke
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.memory.planning.step_work import StepLoad
-from penstock.model.shapes import footprint
+from penstock.model.footprint import footprint
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoints.hub import find_model
 

@@ -15,7 +15,8 @@ from penstock.goes_with import Feature, check_together
 from penstock.loader import Model, PlannedModel, SharedEnds, begin_reading
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import MemoryPlan
-from penstock.model.heads.eagle3 import NUM_STATES, Eagle3, Eagle3Spec, is_eagle3
+from penstock.model.heads.eagle3 import NUM_STATES, Eagle3, Eagle3Spec
+from penstock.model.known_families import is_eagle3
 from penstock.model.registry import OpenModel, checked_spec
 from penstock.spec import ModelSpec
 from penstock.weights.checkpoints.formats import open_checkpoint, read_config

@@ -20,9 +20,9 @@ from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.memory.planning.planner import plan_memory
 from penstock.memory.planning.step_work import StepLoad
+from penstock.model.footprint import footprint
 from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.registry import OpenModel, open_mtp_head, read_spec
-from penstock.model.shapes import footprint
 from penstock.spec import ExpertFootprint, ModelFootprint
 from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.store import planned_tensors

@@ -27,9 +27,9 @@ from penstock.memory.pages import round_up
 from penstock.memory.planning.kv_blocks import USUAL_TOKENS, context
 from penstock.memory.planning.plan import gib
 from penstock.memory.planning.planner import plan_memory
+from penstock.model.footprint import footprint
 from penstock.model.pooling.pooling_config import pooling_config
 from penstock.model.registry import OpenModel
-from penstock.model.shapes import footprint
 from penstock.spec import KVLayout, ModelSpec, UnitKey
 from penstock.weights.split.sharing import host_kernels
 from penstock.weights.tensors import ModelTensors, UnitLayout, beside_shared

@@ -12,13 +12,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.errors import InvalidConfig
+from penstock.errors import MALFORMED, InvalidConfig
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV
 from penstock.model.architecture import Architecture
 from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.model.rope import RopeTable
 from penstock.spec import KVLayout, ModelSpec, RopeSpec
-from penstock.weights.checkpoints.formats import MALFORMED
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import ModelTensors
 
@@ -39,6 +38,9 @@ class Family(Architecture):
 
     #: How vectors or scores are made, in a PooledFamily. None: the model writes text.
     pooling: ClassVar[PoolingSpec | None] = None
+    #: The modules of the layers that make scores of the first token: tanh stands behind all but the last.
+    #: (): one layer scores the last token.
+    score_parts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,

@@ -1,142 +1,138 @@
-"""All families that write text: another family is another line."""
+"""Families by the names of architectures in config.json: another family is another line. A family's module is
+imported when a model of it is opened."""
 
 from __future__ import annotations
 
-from penstock.model.families.bart import BART
-from penstock.model.families.cpmant import CPMAnt
-from penstock.model.families.deepseek import DeepseekV2, DeepseekV3
-from penstock.model.families.dense.apertus import Apertus
-from penstock.model.families.dense.cohere import Cohere, Cohere2
-from penstock.model.families.dense.glm import Glm, Glm4
-from penstock.model.families.dense.llama_relatives import (
-    Arcee,
-    Cwm,
-    Ernie45,
-    Exaone4,
-    Granite,
-    Helium,
-    HunYuanDense,
-    InternLM3,
-    Ministral,
-    Ministral3,
-    SeedOss,
-    SmolLM3,
-)
-from penstock.model.families.dense.olmo import Olmo, Olmo2, Olmo3
-from penstock.model.families.dense.phi3 import Phi3
-from penstock.model.families.gemma.gemma import Gemma, Gemma2, Gemma3, VaultGemma
-from penstock.model.families.gemma.gemma3n import Gemma3n
-from penstock.model.families.gemma.gemma4 import Gemma4, Gemma4Unified
-from penstock.model.families.gpt.bloom import Bloom
-from penstock.model.families.gpt.ctrl import CTRL
-from penstock.model.families.gpt.falcon import Falcon
-from penstock.model.families.gpt.gpt2 import GPT2, GPTBigCode, OpenAIGPT
-from penstock.model.families.gpt.gpt_neo import GPTNeo
-from penstock.model.families.gpt.gpt_neox import GPTNeoX, GPTNeoXJapanese
-from penstock.model.families.gpt.gptj import GPTJ, CodeGen
-from penstock.model.families.gpt.mpt import MPT
-from penstock.model.families.gpt.opt import OPT
-from penstock.model.families.gpt.phi import Persimmon, Phi
-from penstock.model.families.gpt.stablelm import StableLM
-from penstock.model.families.gpt.starcoder2 import Jais2, Nemotron, Starcoder2
-from penstock.model.families.gpt.xglm import XGLM, BioGPT
-from penstock.model.families.gpt_oss import GptOss
-from penstock.model.families.hybrid.lfm2 import LFM2, LFM2Moe
-from penstock.model.families.hybrid.mamba import Bamba, FalconH1, GraniteHybrid
-from penstock.model.families.hybrid.nemotron_h import NemotronH
-from penstock.model.families.hybrid.qwen import Qwen3Next, Qwen35, Qwen35Moe
-from penstock.model.families.llama import Llama, Mistral, Qwen2, Qwen3
-from penstock.model.families.llama4 import Llama4
-from penstock.model.families.minicpm import MiniCPM, MiniCPM3
-from penstock.model.families.mixture_relatives import Ernie45Moe, GraniteMoe, HunYuanMoe
-from penstock.model.families.mixtures import Mixtral, OLMoE, PhiMoe, Qwen2Moe, Qwen3Moe
-from penstock.model.families.sigmoid_mixtures import Dots1, Glm4Moe, MiniMaxM2
-from penstock.model.families.t5 import EVA, MT5, T5
-from penstock.model.family import Family
+from collections.abc import Iterable, Mapping
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
-FAMILIES: tuple[type[Family], ...] = (
-    Apertus,
-    Arcee,
-    Bamba,
-    BART,
-    BioGPT,
-    Bloom,
-    CodeGen,
-    Cohere,
-    Cohere2,
-    CPMAnt,
-    CTRL,
-    Cwm,
-    Dots1,
-    Ernie45,
-    Ernie45Moe,
-    EVA,
-    Exaone4,
-    DeepseekV2,
-    DeepseekV3,
-    Falcon,
-    FalconH1,
-    Gemma,
-    Gemma2,
-    Gemma3,
-    Gemma3n,
-    Gemma4,
-    Gemma4Unified,
-    Glm,
-    Glm4,
-    Glm4Moe,
-    GPT2,
-    GPTBigCode,
-    GPTJ,
-    GPTNeo,
-    GPTNeoX,
-    GPTNeoXJapanese,
-    GptOss,
-    Granite,
-    GraniteHybrid,
-    GraniteMoe,
-    Helium,
-    HunYuanDense,
-    HunYuanMoe,
-    InternLM3,
-    Jais2,
-    LFM2,
-    LFM2Moe,
-    Llama,
-    Llama4,
-    MiniCPM,
-    MiniCPM3,
-    MiniMaxM2,
-    Ministral,
-    Ministral3,
-    Mistral,
-    Mixtral,
-    MPT,
-    MT5,
-    Nemotron,
-    NemotronH,
-    Olmo,
-    Olmo2,
-    Olmo3,
-    OLMoE,
-    OpenAIGPT,
-    OPT,
-    Persimmon,
-    Phi,
-    Phi3,
-    PhiMoe,
-    Qwen2,
-    Qwen2Moe,
-    Qwen3,
-    Qwen3Moe,
-    Qwen3Next,
-    Qwen35,
-    Qwen35Moe,
-    SeedOss,
-    SmolLM3,
-    StableLM,
-    Starcoder2,
-    T5,
-    VaultGemma,
-    XGLM,
-)
+if TYPE_CHECKING:
+    from penstock.model.family import Family
+
+#: Architectures that write text -> module and class, in the package penstock.
+FAMILIES = {
+    "ApertusForCausalLM": "model.families.dense.apertus:Apertus",
+    "ArceeForCausalLM": "model.families.dense.llama_relatives:Arcee",
+    "BambaForCausalLM": "model.families.hybrid.mamba:Bamba",
+    "BartForConditionalGeneration": "model.families.bart:BART",
+    "BioGptForCausalLM": "model.families.gpt.xglm:BioGPT",
+    "BloomForCausalLM": "model.families.gpt.bloom:Bloom",
+    "CTRLLMHeadModel": "model.families.gpt.ctrl:CTRL",
+    "CodeGenForCausalLM": "model.families.gpt.gptj:CodeGen",
+    "Cohere2ForCausalLM": "model.families.dense.cohere:Cohere2",
+    "CohereForCausalLM": "model.families.dense.cohere:Cohere",
+    "CpmAntForCausalLM": "model.families.cpmant:CPMAnt",
+    "CwmForCausalLM": "model.families.dense.llama_relatives:Cwm",
+    "DeepseekV2ForCausalLM": "model.families.deepseek:DeepseekV2",
+    "DeepseekV3ForCausalLM": "model.families.deepseek:DeepseekV3",
+    "Dots1ForCausalLM": "model.families.sigmoid_mixtures:Dots1",
+    "EVAModel": "model.families.t5:EVA",
+    "Ernie4_5ForCausalLM": "model.families.dense.llama_relatives:Ernie45",
+    "Ernie4_5_ForCausalLM": "model.families.dense.llama_relatives:Ernie45",
+    "Ernie4_5_MoeForCausalLM": "model.families.mixture_relatives:Ernie45Moe",
+    "Exaone4ForCausalLM": "model.families.dense.llama_relatives:Exaone4",
+    "FalconForCausalLM": "model.families.gpt.falcon:Falcon",
+    "FalconH1ForCausalLM": "model.families.hybrid.mamba:FalconH1",
+    "GPT2LMHeadModel": "model.families.gpt.gpt2:GPT2",
+    "GPTBigCodeForCausalLM": "model.families.gpt.gpt2:GPTBigCode",
+    "GPTJForCausalLM": "model.families.gpt.gptj:GPTJ",
+    "GPTNeoForCausalLM": "model.families.gpt.gpt_neo:GPTNeo",
+    "GPTNeoXForCausalLM": "model.families.gpt.gpt_neox:GPTNeoX",
+    "GPTNeoXJapaneseForCausalLM": "model.families.gpt.gpt_neox:GPTNeoXJapanese",
+    "Gemma2ForCausalLM": "model.families.gemma.gemma:Gemma2",
+    "Gemma3ForCausalLM": "model.families.gemma.gemma:Gemma3",
+    "Gemma3nForCausalLM": "model.families.gemma.gemma3n:Gemma3n",
+    "Gemma4ForCausalLM": "model.families.gemma.gemma4:Gemma4",
+    "Gemma4UnifiedForCausalLM": "model.families.gemma.gemma4:Gemma4Unified",
+    "GemmaForCausalLM": "model.families.gemma.gemma:Gemma",
+    "Glm4ForCausalLM": "model.families.dense.glm:Glm4",
+    "Glm4MoeForCausalLM": "model.families.sigmoid_mixtures:Glm4Moe",
+    "GlmForCausalLM": "model.families.dense.glm:Glm",
+    "GptOssForCausalLM": "model.families.gpt_oss:GptOss",
+    "GraniteForCausalLM": "model.families.dense.llama_relatives:Granite",
+    "GraniteMoeForCausalLM": "model.families.mixture_relatives:GraniteMoe",
+    "GraniteMoeHybridForCausalLM": "model.families.hybrid.mamba:GraniteHybrid",
+    "HeliumForCausalLM": "model.families.dense.llama_relatives:Helium",
+    "HunYuanDenseV1ForCausalLM": "model.families.dense.llama_relatives:HunYuanDense",
+    "HunYuanMoEV1ForCausalLM": "model.families.mixture_relatives:HunYuanMoe",
+    "InternLM3ForCausalLM": "model.families.dense.llama_relatives:InternLM3",
+    "Jais2ForCausalLM": "model.families.gpt.starcoder2:Jais2",
+    "Lfm2ForCausalLM": "model.families.hybrid.lfm2:LFM2",
+    "Lfm2MoeForCausalLM": "model.families.hybrid.lfm2:LFM2Moe",
+    "Llama4ForCausalLM": "model.families.llama4:Llama4",
+    "LlamaForCausalLM": "model.families.llama:Llama",
+    "MPTForCausalLM": "model.families.gpt.mpt:MPT",
+    "MT5ForConditionalGeneration": "model.families.t5:MT5",
+    "MiniCPM3ForCausalLM": "model.families.minicpm:MiniCPM3",
+    "MiniCPMForCausalLM": "model.families.minicpm:MiniCPM",
+    "MiniMaxM2ForCausalLM": "model.families.sigmoid_mixtures:MiniMaxM2",
+    "Ministral3ForCausalLM": "model.families.dense.llama_relatives:Ministral3",
+    "MinistralForCausalLM": "model.families.dense.llama_relatives:Ministral",
+    "MistralForCausalLM": "model.families.llama:Mistral",
+    "MixtralForCausalLM": "model.families.mixtures:Mixtral",
+    "MptForCausalLM": "model.families.gpt.mpt:MPT",
+    "NemotronForCausalLM": "model.families.gpt.starcoder2:Nemotron",
+    "NemotronHForCausalLM": "model.families.hybrid.nemotron_h:NemotronH",
+    "OPTForCausalLM": "model.families.gpt.opt:OPT",
+    "Olmo2ForCausalLM": "model.families.dense.olmo:Olmo2",
+    "Olmo3ForCausalLM": "model.families.dense.olmo:Olmo3",
+    "OlmoForCausalLM": "model.families.dense.olmo:Olmo",
+    "OlmoeForCausalLM": "model.families.mixtures:OLMoE",
+    "OpenAIGPTLMHeadModel": "model.families.gpt.gpt2:OpenAIGPT",
+    "PersimmonForCausalLM": "model.families.gpt.phi:Persimmon",
+    "Phi3ForCausalLM": "model.families.dense.phi3:Phi3",
+    "PhiForCausalLM": "model.families.gpt.phi:Phi",
+    "PhiMoEForCausalLM": "model.families.mixtures:PhiMoe",
+    "PhimoeForCausalLM": "model.families.mixtures:PhiMoe",
+    "Qwen2ForCausalLM": "model.families.llama:Qwen2",
+    "Qwen2MoeForCausalLM": "model.families.mixtures:Qwen2Moe",
+    "Qwen3ForCausalLM": "model.families.llama:Qwen3",
+    "Qwen3MoeForCausalLM": "model.families.mixtures:Qwen3Moe",
+    "Qwen3NextForCausalLM": "model.families.hybrid.qwen:Qwen3Next",
+    "Qwen3_5ForCausalLM": "model.families.hybrid.qwen:Qwen35",
+    "Qwen3_5MoeForCausalLM": "model.families.hybrid.qwen:Qwen35Moe",
+    "SeedOssForCausalLM": "model.families.dense.llama_relatives:SeedOss",
+    "SmolLM3ForCausalLM": "model.families.dense.llama_relatives:SmolLM3",
+    "StableLmForCausalLM": "model.families.gpt.stablelm:StableLM",
+    "Starcoder2ForCausalLM": "model.families.gpt.starcoder2:Starcoder2",
+    "T5ForConditionalGeneration": "model.families.t5:T5",
+    "VaultGemmaForCausalLM": "model.families.gemma.gemma:VaultGemma",
+    "XGLMForCausalLM": "model.families.gpt.xglm:XGLM",
+}
+#: Architectures of encoders, which have a vector or a score for a text.
+ENCODERS = {
+    "BertModel": "model.families.encoders.bert:BERT",
+    "BertForSequenceClassification": "model.families.encoders.bert:BERT",
+    "BertForMaskedLM": "model.families.encoders.bert:BERT",
+    "XLMRobertaModel": "model.families.encoders.bert:RoBERTa",
+    "XLMRobertaForSequenceClassification": "model.families.encoders.bert:RoBERTa",
+    "XLMRobertaForMaskedLM": "model.families.encoders.bert:RoBERTa",
+    "RobertaModel": "model.families.encoders.bert:RoBERTa",
+    "RobertaForSequenceClassification": "model.families.encoders.bert:RoBERTa",
+    "RobertaForMaskedLM": "model.families.encoders.bert:RoBERTa",
+}
+#: The family of models that no other family computes.
+THROUGH_TRANSFORMERS = "model.through_transformers.family:ThroughTransformers"
+#: Architectures of EAGLE-3 heads: of SGLang's and SpecForge's folders, vLLM's, and speculators'.
+EAGLE3_HEADS = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"}
+
+
+def known_family(names: Iterable[str], table: Mapping[str, str] = FAMILIES) -> type[Family] | None:
+    """The family of the first of an architecture's names that the table has."""
+    place = next((table[name] for name in names if name in table), None)
+    return None if place is None else family_at(place)
+
+
+def family_at(place: str) -> type[Family]:
+    """The family of a table's place, such as "model.families.llama:Llama"."""
+    found: type[Family] = resolve_name(f"penstock.{place}")
+    return found
+
+
+def is_eagle3(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of an EAGLE-3 head. Folders of EAGLE's authors name Llama's architecture,
+    and have a vocabulary of drafts."""
+    names = config.get("architectures")
+    named = isinstance(names, list) and any(name in EAGLE3_HEADS for name in names)
+    return named or config.get("speculators_model_type") == "eagle3" or "draft_vocab_size" in config

@@ -10,33 +10,33 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.config import ModelImpl, WeightBits
-from penstock.errors import CheckpointError, InvalidConfig, UnsupportedModel
+from penstock.errors import MALFORMED, CheckpointError, InvalidConfig, UnsupportedModel
 from penstock.goes_with import Feature, check_together
 from penstock.model.config_values import refuse
-from penstock.model.families.encoders.bert import BERT
 from penstock.model.family import Family
-from penstock.model.heads.eagle3 import is_eagle3
-from penstock.model.known_families import FAMILIES
+from penstock.model.known_families import (
+    ENCODERS,
+    FAMILIES,
+    THROUGH_TRANSFORMERS,
+    family_at,
+    is_eagle3,
+    known_family,
+)
 from penstock.model.pooling.find_pooling import (
     BARE,
     NO_WISH,
     SCORER,
     PoolingWish,
-    find_encoder,
     find_pooling,
 )
 from penstock.model.pooling.pooled_family import PooledFamily, pooled
 from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.model.spec_check import check_sizes, check_spec
-from penstock.model.through_transformers.family import ThroughTransformers
 from penstock.spec import ModelSpec
-from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.formats import MALFORMED, open_checkpoint, read_config
-from penstock.weights.checkpoints.own_head import has_own_head
+from penstock.weights.checkpoints.checkpoint import Checkpoint, check_finished
+from penstock.weights.checkpoints.formats import open_checkpoint, read_config
+from penstock.weights.checkpoints.own_head import TIED_HEAD, has_own_head
 from penstock.weights.checkpoints.quantized.quantization_config import activation_note
-from penstock.weights.conversion.converted_config import TIED_HEAD
-from penstock.weights.conversion.manifest import check_finished
-from penstock.weights.quantization_error import sample_error
 from penstock.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
@@ -55,24 +55,17 @@ def find_family(config: dict[str, Any]) -> type[Family]:
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         refuse("architectures", architectures, "a list of names")
-    for family in FAMILIES:
-        if any(name in family.architectures for name in architectures):
-            return family
+    if (family := known_family(architectures)) is not None:
+        return family
     kind = str(config.get("model_type")).lower()
     if kind in _OTHER_MODELS:
         raise UnsupportedModel(_OTHER_MODELS[kind])
-    known = sorted(_architectures())
     names = ", ".join(architectures) or "(none named in config.json)"
-    near = ", ".join(difflib.get_close_matches(names, known, n=3))
+    near = ", ".join(difflib.get_close_matches(names, sorted(FAMILIES), n=3))
     hint = f"; what comes near by name: {near}" if near else ""
     raise UnsupportedModel(
         f"architecture {names} is not supported (`penstock plan --architectures` lists all){hint}"
     )
-
-
-def _architectures() -> frozenset[str]:
-    """Of all families that write text."""
-    return frozenset(name for family in FAMILIES for name in family.architectures)
 
 
 def read_spec(
@@ -86,22 +79,16 @@ def read_spec(
             "model that it was trained for"
         )
     if model_impl == "transformers":
-        return checked_spec(ThroughTransformers, config, names)
+        return checked_spec(family_at(THROUGH_TRANSFORMERS), config, names)
     try:
         return checked_spec(find_family(config), config, names)
     except UnsupportedModel as own:
         if model_impl == "penstock" or not config.get("model_type"):
             raise
         try:
-            return checked_spec(ThroughTransformers, config, names)
+            return checked_spec(family_at(THROUGH_TRANSFORMERS), config, names)
         except UnsupportedModel as error:
             raise UnsupportedModel(f"{own}. Nor can transformers' modules serve it: {error}") from error
-
-
-def pooling_of(folder: Path, config: dict[str, Any], wish: PoolingWish = NO_WISH) -> PoolingSpec | None:
-    """How the model of a folder pools; None for a model that generates. Raises UnsupportedModel and
-    InvalidConfig."""
-    return find_pooling(folder, config, wish, _architectures())
 
 
 def read_pooled_spec(
@@ -109,7 +96,8 @@ def read_pooled_spec(
 ) -> tuple[type[PooledFamily], ModelSpec]:
     """read_spec() for a model that pools. Raises UnsupportedModel and InvalidConfig."""
     names_here = config.get("architectures") or []
-    family = find_encoder(names_here) or find_family(config | {"architectures": _generating(names_here)})
+    encoder = known_family(names_here, ENCODERS)
+    family = encoder or find_family(config | {"architectures": _generating(names_here)})
     found, spec = checked_spec(family, config, names)
     if spec.has_encoder or spec.soft_prompt:
         raise UnsupportedModel(
@@ -122,7 +110,7 @@ def read_pooled_spec(
         spec = replace(spec, sees_prompt_both_ways=True)
     # A model without logits needs no matrix for them, wherever the matrix would lie.
     spec = spec if pooling.score_tokens else replace(spec, is_tied=True)
-    if issubclass(family, BERT):  # PooledFamily.kv_layer
+    if encoder is not None:  # PooledFamily.kv_layer
         spec = replace(spec, layers_without_kv=frozenset(range(1, spec.num_layers)))
     return pooled(found, replace(pooling, num_dimensions=spec.hidden_size)), spec
 
@@ -140,7 +128,7 @@ def checked_spec(
     check_sizes(config)
     try:
         spec = family.read_spec(config)
-        check_spec(spec, config, has_own_norms=family is ThroughTransformers)
+        check_spec(spec, config, has_own_norms=spec.implementation == "transformers")
     except MALFORMED as error:
         raise InvalidConfig(
             f"config.json makes no sense for {', '.join(config.get('architectures') or ())} ({error!r}); "
@@ -237,7 +225,7 @@ def _read_folder(
 ) -> tuple[Checkpoint, type[Family], ModelSpec, PoolingSpec | None]:
     check_finished(folder)
     checkpoint = open_checkpoint(folder, allow_pickle)
-    pooling = pooling_of(folder, checkpoint.config, wish)
+    pooling = find_pooling(folder, checkpoint.config, wish)
     if pooling is not None and model_impl == "transformers":
         check_together({Feature.POOLED, Feature.THROUGH_TRANSFORMERS}, error=UnsupportedModel)
     family, spec = (
@@ -265,7 +253,11 @@ def _tell_how_it_is_read(store: WeightStore) -> None:
     checkpoint = store.checkpoint
     if note := activation_note(checkpoint.config):
         logger.info("%s was %s", checkpoint.folder, note)
-    error = sample_error(store) if checkpoint.requantized else None
+    if not checkpoint.requantized:
+        return
+    from penstock.weights.quantization_error import sample_error  # for few models
+
+    error = sample_error(store)
     if error is not None and f"{error.relative:.2g}" != "0":  # that nothing is lost is no news
         logger.info(
             "%s has %s: quantized again, which loses %.2g of %s; `penstock report` tells of each tensor",

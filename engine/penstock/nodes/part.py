@@ -21,8 +21,8 @@ from penstock.memory.planning.budgets import Budgets
 from penstock.memory.planning.cost import UNKNOWN, predict_step
 from penstock.memory.planning.planner import estimate_activations
 from penstock.memory.planning.step_work import StepLoad
+from penstock.model.footprint import footprint
 from penstock.model.registry import OpenModel, open_model
-from penstock.model.shapes import footprint
 from penstock.nodes.cut import MachineRates
 from penstock.nodes.identity import model_digest
 from penstock.nodes.layer_range import check_model, layer_range

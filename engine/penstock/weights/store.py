@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from penstock.config import INT4_GROUP_SIZE, WeightBits
-from penstock.errors import ConfigError, InvalidConfig
+from penstock.errors import MALFORMED, ConfigError, InvalidConfig
 from penstock.spec import UnitKey
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.formats import MALFORMED
 from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
 from penstock.weights.checkpoints.quantized.quantization_config import (
     STEPS_KEY,

@@ -13,10 +13,10 @@ from penstock.memory.planning.budgets import Budgets
 from penstock.memory.planning.kv_blocks import USUAL_TOKENS, check_context
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.planner import plan_memory
+from penstock.model.footprint import footprint
 from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.pooling.pooling_config import pooling_config
 from penstock.model.registry import open_model
-from penstock.model.shapes import footprint
 from penstock.spec import ModelFootprint, ModelSpec
 from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock_server.facade.loading import find_folder

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from penstock.errors import UnsafeCheckpoint, WrongTensor
 from penstock.loader.advice import read_advice
 from penstock.text.tokenizer import Tokenizer
+from penstock.weights.checkpoints.checkpoint import MANIFEST
 from penstock.weights.checkpoints.checksums import Checksums
 from penstock.weights.checkpoints.safetensors_header import read_header
-from penstock.weights.conversion.manifest import MANIFEST
 from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.formats.model_formats import has_int4
 from penstock_server import cli

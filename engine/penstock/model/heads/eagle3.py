@@ -9,7 +9,7 @@ vocabulary of its logits may be a part of the model's: `d2t` has what has to be 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -23,14 +23,13 @@ from penstock.model.config_values import count, flag, refuse, require
 from penstock.model.families.llama import Llama
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.family import GivenRows
+from penstock.model.known_families import EAGLE3_HEADS
 from penstock.spec import ModelSpec
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec
 
-#: Architectures in config.json: of SGLang's and SpecForge's folders, of vLLM's, and of speculators' folders.
-_NAMES = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"}
 #: Layers of the model whose hidden states the head reads.
 NUM_STATES = 3
 #: The logit of a token that the head's vocabulary lacks. It is finite, so that a request which forbids all
@@ -38,14 +37,6 @@ NUM_STATES = 3
 ABSENT = -1e9
 #: Integers of `d2t`, by their names in files.
 _INTEGERS = {"I64": torch.int64, "I32": torch.int32}
-
-
-def is_eagle3(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of such a head. Folders of EAGLE's authors name Llama's architecture, and
-    have a vocabulary of drafts."""
-    names = config.get("architectures")
-    named = isinstance(names, list) and any(name in _NAMES for name in names)
-    return named or config.get("speculators_model_type") == "eagle3" or "draft_vocab_size" in config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +74,7 @@ class Eagle3Spec(LlamaSpec):
 class Eagle3(Llama):
     """A model of one layer, which is swept as other models are. Its rows are `given` states of all tokens."""
 
-    architectures: ClassVar[tuple[str, ...]] = tuple(sorted(_NAMES))
+    architectures: ClassVar[tuple[str, ...]] = tuple(sorted(EAGLE3_HEADS))
     spec: Eagle3Spec
 
     @classmethod

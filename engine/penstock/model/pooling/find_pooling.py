@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,10 @@ from typing import Any
 from penstock.config import EngineConfig, PoolingChoice, Runner
 from penstock.errors import ConfigError, UnsupportedModel
 from penstock.model.config_values import refuse
-from penstock.model.families.encoders.bert import BERT, RoBERTa
+from penstock.model.known_families import ENCODERS, FAMILIES
 from penstock.model.pooling.pooling_spec import PoolingKind, PoolingSpec
 from penstock.model.pooling.sentence_modules import SentenceModules, read_modules
-from penstock.text.tokenizer import Tokenizer
 
-ENCODERS: tuple[type[BERT], ...] = (BERT, RoBERTa)
 #: The ending of an architecture with a layer for scores, and that of one without a head.
 SCORER, BARE = "ForSequenceClassification", "Model"
 _NO_MODULES = SentenceModules()
@@ -39,29 +37,19 @@ def wish_of(config: EngineConfig) -> PoolingWish:
     return PoolingWish(config.runner, config.pooling, config.score_tokens)
 
 
-def find_encoder(names: Sequence[str]) -> type[BERT] | None:
-    """The encoder among an architecture's names."""
-    return next((each for each in ENCODERS if set(names) & set(each.architectures)), None)
-
-
-def find_pooling(
-    folder: Path,
-    config: dict[str, Any],
-    wish: PoolingWish = NO_WISH,
-    writers: Collection[str] = (),
-) -> PoolingSpec | None:
-    """How the model of a folder pools; None for a model that generates. writers: architectures that write
-    text, whatever their names end with. Raises UnsupportedModel and InvalidConfig."""
+def find_pooling(folder: Path, config: dict[str, Any], wish: PoolingWish = NO_WISH) -> PoolingSpec | None:
+    """How the model of a folder pools; None for a model that generates. Raises UnsupportedModel and
+    InvalidConfig."""
     if wish.runner == "generate":
         return None
     names, modules = config.get("architectures") or [], read_modules(folder)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         refuse("architectures", names, "a list of names")
     texts = wish.score_tokens or tuple(config.get("classifier_from_token") or ())
-    is_encoder = find_encoder(names) is not None and not config.get("is_decoder")
+    is_encoder = any(name in ENCODERS for name in names) and not config.get("is_decoder")
     is_scorer = any(name.endswith(SCORER) for name in names)
     is_bare = any(
-        name.endswith(BARE) and not name.endswith("LMHeadModel") and name not in writers for name in names
+        name.endswith(BARE) and not name.endswith("LMHeadModel") and name not in FAMILIES for name in names
     )
     asked = wish.runner == "pooling" or wish.pooling != "auto" or bool(texts)
     if not (asked or modules is not None or is_encoder or is_scorer or is_bare):
@@ -109,6 +97,8 @@ def _scores(
 
 def _ids(folder: Path, texts: Sequence[str]) -> tuple[int, int]:
     """The tokens that the texts "no" and "yes" are. Raises ConfigError for a text that is no token."""
+    from penstock.text.tokenizer import Tokenizer  # few models need it here
+
     vocab = Tokenizer.load(folder, guesses=True).backend.get_vocab()  # no text is split
     if len(texts) != 2 or not all(text in vocab for text in texts):
         raise ConfigError(

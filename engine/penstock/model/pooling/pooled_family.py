@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from penstock.model.families.encoders.bert import BERT
 from penstock.model.family import Family
 from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.spec import ModelSpec
@@ -78,7 +77,7 @@ def pooled(family: type[Family], pooling: PoolingSpec) -> type[PooledFamily]:
 
 def _score_tensors(family: type[Family], spec: ModelSpec) -> tuple[TensorSpec, ...]:
     """The layers for scores in float32: they are small, and an error of theirs would be the score's."""
-    if not issubclass(family, BERT):
+    if not family.score_parts:
         return (TensorSpec(_SCORE, (1, spec.hidden_size), (f"{_SCORE}.weight",)),)
     inner, outer = family.score_parts
     return (

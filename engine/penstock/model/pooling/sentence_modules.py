@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import InvalidConfig, UnsupportedModel
+from penstock.errors import MALFORMED, InvalidConfig, UnsupportedModel
 from penstock.model.pooling.pooling_spec import SENTENCE_MODES, PoolingKind
 from penstock.weights.checkpoints.checkpoint import read_bytes, read_json
 from penstock.weights.checkpoints.folder import is_file_name
-from penstock.weights.checkpoints.formats import MALFORMED
 
 MODULES = "modules.json"
 #: The parts that are computed here.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import InvalidConfig, UnsupportedModel
-from penstock.weights.conversion.converted_config import TIED_HEAD
+from penstock.weights.checkpoints.own_head import TIED_HEAD
 
 #: Keys of config.json that tell how weights are stored, which our own readers know.
 _STORAGE_KEYS = ("quantization_config", "quantization")

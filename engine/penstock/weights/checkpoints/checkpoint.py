@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.errors import CheckpointNotFound, CorruptFile, MissingTensor, WrongTensor
+from penstock.errors import CheckpointError, CheckpointNotFound, CorruptFile, MissingTensor, WrongTensor
 from penstock.memory.ordinary_file import FileIdentity, identity_of, open_bytes, unreadable
 from penstock.weights.checkpoints import folder as folders
 from penstock.weights.checkpoints.open_files import OpenFiles
@@ -23,6 +23,10 @@ from penstock.weights.checkpoints.safetensors_header import read_header
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
 INDEX = "model.safetensors.index.json"
+#: The file that makes a folder a model, and so is written last by a conversion.
+CONFIG = "config.json"
+#: The files of a converted folder, with checksums.
+MANIFEST = "penstock.json"
 
 
 class Checkpoint:
@@ -168,6 +172,16 @@ def read_config(folder: Path) -> dict[str, Any]:
         folders.check_adapter(folder)
         raise folders.refuse_without_config(folder)
     return read_json(path)
+
+
+def check_finished(folder: Path) -> None:
+    """Raises CheckpointError for a folder whose conversion was stopped."""
+    if (folder / MANIFEST).is_file() and not (folder / CONFIG).is_file():
+        source = read_json(folder / MANIFEST).get("source", {}).get("folder", "MODEL")
+        raise CheckpointError(
+            f"the conversion to {folder} is not finished; run `penstock convert {source} {folder}` again, "
+            "with the same flags; it goes on where the last run stopped"
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:

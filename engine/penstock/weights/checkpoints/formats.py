@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import CorruptFile
+from penstock.errors import MALFORMED, CorruptFile
+from penstock.gguf_file import is_gguf
 from penstock.memory.ordinary_file import FileIdentity, check_ordinary
 from penstock.weights.checkpoints import checkpoint
 from penstock.weights.checkpoints import folder as folders
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.gguf_files import gguf_models
-from penstock.weights.checkpoints.gguf_files.gguf_header import is_gguf
 from penstock.weights.checkpoints.gguf_files.gguf_models import open_gguf
 from penstock.weights.checkpoints.published import bminf
 from penstock.weights.checkpoints.published.bminf_file import is_bminf
@@ -38,10 +38,6 @@ FOREIGN_TENSORS = {
     ".weight_scale_inv": "FP8",
     "_proj_blocks": "MXFP4",
 }
-
-
-#: Errors that a malformed file causes: a word in place of a number, a missing number, a division by zero.
-MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def open_checkpoint(folder: Path, allow_pickle: bool = False) -> Checkpoint:

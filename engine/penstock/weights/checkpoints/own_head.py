@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 SLICE_BYTES = 16 << 20
 #: The name that transformers gives to a head, whichever name the family's checkpoints have for it.
 HEAD = "lm_head.weight"
+#: In the config.json of a converted model: the head is there for others, and is the embedding's matrix.
+TIED_HEAD = "penstock_tied_head"
 
 
 def has_own_head(checkpoint: Checkpoint, embedding: TensorSpec, head: TensorSpec, prefix: str) -> bool:

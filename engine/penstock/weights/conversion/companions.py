@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.text.tokenizer import Tokenizer
-from penstock.weights.checkpoints.checkpoint import read_bytes
+from penstock.weights.checkpoints.checkpoint import CONFIG, MANIFEST, read_bytes
 from penstock.weights.conversion import whole_file
-from penstock.weights.conversion.manifest import CONFIG, MANIFEST
 
 COMPANIONS = (
     "*.json",

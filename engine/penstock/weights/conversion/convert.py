@@ -23,11 +23,11 @@ from torch import Tensor
 from penstock.errors import CapacityError, CorruptFile
 from penstock.memory.hardware import num_physical_cores
 from penstock.memory.planning.plan import gib
+from penstock.weights.checkpoints.checkpoint import CONFIG, MANIFEST
 from penstock.weights.conversion import manifest as manifests
 from penstock.weights.conversion import whole_file
 from penstock.weights.conversion.companions import read_companions
 from penstock.weights.conversion.converted_config import converted_config, converted_tensors
-from penstock.weights.conversion.manifest import CONFIG, MANIFEST
 from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.conversion.rounding import Nearest, Rounding
 from penstock.weights.conversion.torch_threads import torch_threads

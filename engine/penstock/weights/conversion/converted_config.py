@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.weights.checkpoints.own_head import HEAD
+from penstock.weights.checkpoints.own_head import HEAD, TIED_HEAD
 from penstock.weights.checkpoints.quantized.quantization_config import CODES, PLANES, STEPS_KEY
 from penstock.weights.formats.int4_format import WORD_ROWS, Int4
 from penstock.weights.formats.model_formats import has_planes
@@ -16,9 +16,6 @@ from penstock.weights.formats.weight_format import Floats, Int8, WeightFormat, r
 from penstock.weights.store import WeightStore
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import ModelTensors, TensorSpec, beside_shared
-
-#: In the config.json of a converted model: the head is there for others, and is the embedding's matrix.
-TIED_HEAD = "penstock_tied_head"
 
 
 def converted_config(store: WeightStore) -> dict[str, Any]:

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CheckpointError, ConfigError, CorruptFile
-from penstock.weights.checkpoints.checkpoint import Checkpoint, read_json
+from penstock.weights.checkpoints.checkpoint import CONFIG, MANIFEST, Checkpoint, check_finished, read_json
 from penstock.weights.checkpoints.fingerprint import fingerprints
 from penstock.weights.conversion import whole_file
 
-MANIFEST = "penstock.json"
-#: The file that makes a folder a model, and so is written last.
-CONFIG = "config.json"
 #: The version of the manifest; version 1 had checksums of tensors alone. Weights are safetensors in every
 #: version.
 FORMAT_VERSION = 2
@@ -71,16 +68,6 @@ def whole_files(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
 def is_finished(folder: Path, manifest: dict[str, Any]) -> bool:
     """Whether the folder is a model, and has all files that were ever written."""
     return (folder / CONFIG).is_file() and len(whole_files(folder, manifest)) == len(manifest["files"])
-
-
-def check_finished(folder: Path) -> None:
-    """Raises CheckpointError for a folder whose conversion was stopped."""
-    if (folder / MANIFEST).is_file() and not (folder / CONFIG).is_file():
-        source = read_json(folder / MANIFEST).get("source", {}).get("folder", "MODEL")
-        raise CheckpointError(
-            f"the conversion to {folder} is not finished; run `penstock convert {source} {folder}` again, "
-            "with the same flags; it goes on where the last run stopped"
-        )
 
 
 def verify(folder: Path, report_progress: Callable[[int, int], None] | None = None) -> int:

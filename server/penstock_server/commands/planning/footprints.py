@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
-from penstock.model.pooling.find_pooling import wish_of
-from penstock.model.registry import open_model, pooling_of, read_pooled_spec, read_spec
-from penstock.model.shapes import footprint
+from penstock.model.footprint import footprint
+from penstock.model.pooling.find_pooling import find_pooling, wish_of
+from penstock.model.registry import open_model, read_pooled_spec, read_spec
 from penstock.spec import ModelFootprint, ModelSpec
 from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.store import planned_tensors
@@ -26,7 +26,7 @@ def footprint_at(path: Path, config: EngineConfig) -> ModelFootprint:
     how each tensor is kept. Raises CheckpointError."""
     if not path.is_file():
         told = read_config(path)
-        if (pooling := pooling_of(path, told, wish_of(config))) is None:
+        if (pooling := find_pooling(path, told, wish_of(config))) is None:
             return footprint_of(told, config)
         family, spec = read_pooled_spec(told, pooling)
         tensors = planned_tensors(family.model_tensors(spec), told, config.weights, config.group_size)

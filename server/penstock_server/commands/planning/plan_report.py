@@ -20,9 +20,9 @@ from penstock.memory.planning.kv_blocks import check_context, context, num_toget
 from penstock.memory.planning.plan import MemoryPlan, gib
 from penstock.memory.planning.step_work import StepLoad
 from penstock.model.known_shapes import find_shape
-from penstock.model.pooling.find_pooling import wish_of
+from penstock.model.pooling.find_pooling import find_pooling, wish_of
 from penstock.model.pooling.pooling_config import pooling_config
-from penstock.model.registry import pooling_of, read_pooled_spec
+from penstock.model.registry import read_pooled_spec
 from penstock.spec import ModelFootprint
 from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock.weights.checkpoints.formats import read_config
@@ -147,7 +147,7 @@ def expected_drafting(
 def pooled_config(path: Path, config: EngineConfig) -> EngineConfig:
     """The config with which the model of a folder is loaded: see pooling_config()."""
     told = {} if path.is_file() else read_config(path)
-    pooling = pooling_of(path, told, wish_of(config)) if told else None
+    pooling = find_pooling(path, told, wish_of(config)) if told else None
     return config if pooling is None else pooling_config(config, read_pooled_spec(told, pooling)[1], pooling)
 
 

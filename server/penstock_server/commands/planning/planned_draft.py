@@ -33,10 +33,10 @@ from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.step_work import StepLoad
+from penstock.model.footprint import footprint
 from penstock.model.heads.eagle3 import Eagle3
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import read_spec
-from penstock.model.shapes import footprint
 from penstock.spec import ModelFootprint
 from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_config

@@ -43,7 +43,7 @@ class BERT(Family):
     #: Layers that are for other purposes, and positions that older files hold.
     unused_tensors = (r"position_ids$", r"^(cls|lm_head|pooler|bert\.pooler|roberta\.pooler)\.")
     #: The modules of the layers that make scores of the first token: tanh stands behind all but the last.
-    score_parts: ClassVar[tuple[str, ...]] = ("bert.pooler.dense", "classifier")
+    score_parts = ("bert.pooler.dense", "classifier")
     spec: BERTSpec
 
     @classmethod
