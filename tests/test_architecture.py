@@ -18,6 +18,7 @@ LEVELS: list[set[str]] = [
     {"penstock.memory", "penstock.kernels", "penstock.text"},
     {"penstock.weights"},
     {"penstock.model"},
+    {"penstock.cpm"},  # imported by name alone: model/known_families.py and other tables
     {"penstock.generation", "penstock.unquantized", "penstock.calibration"},
     {"penstock.loader", "penstock.measure", "penstock.calibrate"},
     {"penstock.drafters", "penstock.kv_disk", "penstock.kv_events"},
@@ -202,6 +203,14 @@ def test_large_classes_are_few() -> None:
         if isinstance(node, ast.ClassDef) and sum(map(is_method, node.body)) > 12
     ]
     assert len(large) <= MOST_LARGE_CLASSES, large
+
+
+def test_nothing_imports_the_cpm_line() -> None:
+    """Tables name its modules, which are imported when a model of the line is opened."""
+    own = ROOT / "engine" / "penstock" / "cpm"
+    for path, _ in ALL:
+        found = [name for name in imports(path) if name.startswith("penstock.cpm")]
+        assert not found or own in path.parents, f"{path} imports {found}"
 
 
 def test_no_drawers() -> None:

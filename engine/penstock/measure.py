@@ -49,8 +49,11 @@ from penstock.memory.rates import (
     measure_disk,
     memory_read_gbps,
 )
-from penstock.weights.formats.priced_formats import PRICED, price_name
-from penstock.weights.formats.weight_format import WeightFormat
+from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME
+from penstock.weights.checkpoints.int4_form import Int4Form
+from penstock.weights.formats.int4_format import OWN_DTYPE, Int4
+from penstock.weights.formats.priced_formats import price_name
+from penstock.weights.formats.weight_format import Int8, WeightFormat
 
 #: Products are measured with each of these numbers of tokens. They go through several matrices in turn, which
 #: together are larger than any last-level cache.
@@ -58,6 +61,14 @@ PRODUCT_TOKENS = (1, 2, 4, 8, 16, 32, 64, 256)
 PRODUCT_SHAPE, NUM_PRODUCTS = (14336, 4096), 4
 #: Most rounds for each number of tokens, and the seconds after which no other round begins.
 PRODUCT_ROUNDS, PRODUCT_S = 4, 0.5
+#: The formats whose products are timed: those of GGUF's files, and our own with groups. INT8 with a scale for
+#: each output channel is timed apart.
+PRICED: tuple[WeightFormat, ...] = (
+    Int8(32),
+    Int8(128),
+    Int4(Int4Form(64, OWN_DTYPE, has_steps=True)),
+    *(Int4(form) for name in ("Q4_0", "Q4_1", "Q4_K", "MXFP4") if (form := BY_NAME[name].form) is not None),
+)
 #: Each of PRICED is measured with these numbers of tokens, and no further round begins after so many seconds.
 FORMAT_TOKENS, FORMAT_S = (1, 8, 32, 256), 0.06
 #: Smaller matrices than above: there are many formats, and a start waits for all of them.

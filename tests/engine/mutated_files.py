@@ -29,10 +29,10 @@ from hostile_pickles import ATTACKS, CANARY, write_zip
 from published_files import bminf_cpm1, bminf_t5, write_bminf
 from torch import nn
 
+from penstock.cpm.bminf_file import NAME, read_tree
 from penstock.errors import CheckpointError
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.formats import open_checkpoint
-from penstock.weights.checkpoints.published.bminf_file import NAME, read_tree
 from penstock.weights.checkpoints.torch_files.torch_file import read_torch_file
 
 #: Opcodes that do something in a good file.

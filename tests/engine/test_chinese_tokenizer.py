@@ -23,9 +23,9 @@ from cpm_folders import (
     save_eva,
 )
 
+from penstock.cpm.segmentation import MAX_RUN_CHARS, load_segmenter
 from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile
 from penstock.text.detokenizer import Detokenizer
-from penstock.text.segmentation import MAX_RUN_CHARS, load_segmenter
 from penstock.text.tokenizer import Tokenizer
 
 PARTS = [

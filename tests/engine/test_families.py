@@ -40,6 +40,7 @@ from torch import Tensor
 from units import host_streamer, read_layer
 
 from penstock.config import EngineConfig
+from penstock.cpm.ant import CPMAnt
 from penstock.errors import ConfigError, UnsupportedModel
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.executor import Executor
@@ -55,7 +56,6 @@ from penstock.kernels.reference import ReferenceKernels
 from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.encoder_decoder import EncoderDecoder
-from penstock.model.families.cpmant import CPMAnt
 from penstock.model.family import Family
 from penstock.model.known_families import ENCODERS, FAMILIES, family_at
 from penstock.model.layers import ACTIVATION_FUNCTIONS, activation_function

@@ -25,7 +25,7 @@ from penstock.memory.planning.product_times import own_rates, product_s
 from penstock.memory.planning.step_work import StepLoad
 from penstock.model.footprint import footprint
 from penstock.model.registry import open_model
-from penstock.weights.formats.priced_formats import PRICED, price_name
+from penstock.weights.formats.priced_formats import price_name
 
 
 class Clocked(ReferenceKernels):
@@ -79,8 +79,8 @@ def test_each_format_has_rates_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(measure, "_kernel_profile", lambda *_: KernelProfile("some", KernelTuning()))
     config, cache = EngineConfig(device="cpu", num_threads=1), tmp_path / "rates.json"
     found = measure.measure_hardware(None, config, cache)
-    assert [name for name, _ in found.formats] == [price_name(kind) for kind in PRICED]
-    assert len({name for name, _ in found.formats}) == len(PRICED)
+    assert [name for name, _ in found.formats] == [price_name(kind) for kind in measure.PRICED]
+    assert len({name for name, _ in found.formats}) == len(measure.PRICED)
     for name, rates in found.formats:
         assert [rows for rows, _ in rates] == [2 * tokens for tokens in measure.FORMAT_TOKENS]
         for rows, gbps in rates:

@@ -33,6 +33,7 @@ from tiny_models import build
 from torch import Tensor
 
 from penstock.config import EngineConfig
+from penstock.cpm.soft_prompt import read_soft_prompt
 from penstock.engine import Engine
 from penstock.errors import (
     CheckpointNotFound,
@@ -47,7 +48,6 @@ from penstock.unquantized import UnquantizedModel
 from penstock.weights.checkpoints.checkpoint import MANIFEST
 from penstock.weights.checkpoints.checksums import Checksums
 from penstock.weights.checkpoints.formats import open_checkpoint, read_config
-from penstock.weights.checkpoints.published.soft_prompt import read_soft_prompt
 from penstock.weights.conversion.convert import convert
 from penstock.weights.conversion.manifest import verify
 

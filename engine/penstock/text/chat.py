@@ -1,5 +1,5 @@
 """Chat: messages -> token ids, by the model's own template, in a process that may be lost (text_process.py).
-EVA has a form of its own: dialogue.py."""
+EVA's tokenizer has a form of its own."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import InvalidParameter, TemplateLost
-from penstock.text.dialogue import encode_dialogue, has_dialogue_form
 from penstock.text.text_process import Rendering, TextLost, text_process
 from penstock.text.tokenizer import Tokenizer
 
 
 def can_chat(tokenizer: Tokenizer) -> bool:
     """Whether render_chat() can write a conversation for the model."""
-    return tokenizer.has_chat_template or has_dialogue_form(tokenizer)
+    return tokenizer.has_chat_template or _own_form(tokenizer) is not None
 
 
 def render_chat(
@@ -40,7 +39,7 @@ def render_chat(
     much for them (TemplateLost), or if there are variables and no template.
     """
     if not (chat_template or tokenizer.has_chat_template):
-        if has_dialogue_form(tokenizer):
+        if (encode_dialogue := _own_form(tokenizer)) is not None:
             for name in template_kwargs:
                 raise InvalidParameter(
                     name,
@@ -50,7 +49,7 @@ def render_chat(
             contents = [message.get("content") or "" for message in messages]
             check_length(sum(map(len, contents)))
             check_text("\n".join(contents))
-            return encode_dialogue(tokenizer, messages, add_generation_prompt, continue_final_message)
+            return encode_dialogue(messages, add_generation_prompt, continue_final_message)
         raise InvalidParameter(
             "messages",
             "this model has no chat template, so it can't answer messages: use /v1/completions with a "
@@ -70,6 +69,11 @@ def render_chat(
         # The template has written the special tokens already.
         return tokenizer.encode(text, add_special_tokens=False)
     return tokenizer.control_tokens.encode(text, origins)
+
+
+def _own_form(tokenizer: Tokenizer) -> Callable[[list[dict[str, Any]], bool, bool], list[int]] | None:
+    """(messages, begins_answer, goes_on) -> token ids, where the tokenizer itself writes conversations."""
+    return getattr(getattr(tokenizer, "backend", None), "encode_dialogue", None)
 
 
 def _template(tokenizer: Tokenizer, chosen: str | None, has_tools: bool) -> str:

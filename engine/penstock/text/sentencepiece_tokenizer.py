@@ -201,6 +201,17 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
         return piece
 
 
+def read_sentencepiece(folder: Path) -> SentencePieceTokenizer | None:
+    """The tokenizer of a folder with a sentencepiece model alone; None for another folder. Raises
+    ConfigError."""
+    if (model := find_model(folder)) is None:
+        return None
+    made: SentencePieceTokenizer = SentencePieceTokenizer.from_pretrained(
+        folder, vocab_file=str(model), local_files_only=True
+    )
+    return made
+
+
 def read_proto(file: Path) -> Any:
     """A model file's content. None for a file of another format, such as tiktoken's."""
     proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # made at import

@@ -8,13 +8,12 @@ import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile, PenstockError, RequestError
 from penstock.text.control_tokens import ControlTokens
-from penstock.text.file_tokenizer import read_file_tokenizer
 from penstock.text.foreign_rules import check_rules, refused_texts, unknown_rules
-from penstock.text.gguf_tokenizer import read_gguf
 from penstock.text.text_process import TextLost, Trial, text_process
 
 TOKENIZER_FILES = (
@@ -26,6 +25,9 @@ TOKENIZER_FILES = (
     "*.spm",
     "*.model",
 )
+
+#: What reads the tokenizer of a GGUF file: (file, guesses) -> tokenizer, eos_token_ids.
+_GGUF = "penstock.text.gguf_tokenizer:read_gguf"
 
 _SENTINELS = ("<s_{}>", "<extra_id_{}>", "\u2581<extra_id_{}>")
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -69,7 +71,7 @@ class Tokenizer:
             raise CheckpointNotFound(_no_tokenizer(folder))
         try:
             if is_file:
-                return cls(*read_gguf(folder, guesses))
+                return cls(*resolve_name(_GGUF)(folder, guesses))
             tokenizer = _read_folder(folder)
         except PenstockError:
             raise
@@ -267,25 +269,18 @@ def _byte_stand_ins() -> dict[str, int]:
 _BYTE_OF_CHARACTER = _byte_stand_ins()
 
 
+#: What reads the tokenizers of folders, asked in this order: folder -> tokenizer, or None for one of another
+#: form. A module is imported when it is asked.
+_FORMS = (
+    "penstock.text.file_tokenizer:read_file_tokenizer",
+    "penstock.cpm.chinese_form:read_chinese",
+    "penstock.text.sentencepiece_tokenizer:read_sentencepiece",
+    "penstock.text.auto_tokenizer:read_auto_tokenizer",
+)
+
+
 def _read_folder(folder: Path) -> Any:
-    """The tokenizer.json of a folder; or ours for the CPM models and for a sentencepiece model that has no
-    tokenizer.json; or transformers'."""
-    if (plain := read_file_tokenizer(folder)) is not None:
-        return plain
-    from transformers import AutoTokenizer  # the import takes a second
-
-    from penstock.text.chinese_form import find_form
-    from penstock.text.chinese_tokenizer import ChineseTokenizer
-    from penstock.text.sentencepiece_tokenizer import SentencePieceTokenizer, find_model
-
-    if found := find_form(folder):
-        form, file = found
-        return ChineseTokenizer.from_pretrained(
-            folder, vocab_file=str(file), form=form, local_files_only=True
-        )
-    if model := find_model(folder):
-        return SentencePieceTokenizer.from_pretrained(folder, vocab_file=str(model), local_files_only=True)
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return next(found for form in _FORMS if (found := resolve_name(form)(folder)) is not None)
 
 
 def _eos_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:

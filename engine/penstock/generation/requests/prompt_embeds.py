@@ -6,15 +6,17 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor
 
 from penstock.errors import InvalidParameter
-from penstock.weights.checkpoints.published.soft_prompt import read_soft_prompt
 from penstock.weights.checkpoints.torch_files.faults import Hostile, Malformed
 from penstock.weights.checkpoints.torch_files.single_tensor import single_tensor
 
+#: What reads a soft prompt from a file.
+_SOFT_PROMPT_FILES = "penstock.cpm.soft_prompt:read_soft_prompt"
 #: The field of a request that has them.
 FIELD = "prompt_embeds"
 
@@ -66,7 +68,7 @@ class PromptEmbeds:
     def load(cls, path: Path) -> PromptEmbeds:
         """From a file on this machine: one of read()'s, or a checkpoint of CPM-2-Finetune (a folder, or the
         file of one rank), which has a soft prompt beside the model. Raises kinds of CheckpointError."""
-        return cls.of(read_soft_prompt(path))
+        return cls.of(resolve_name(_SOFT_PROMPT_FILES)(path))
 
     @property
     def num_tokens(self) -> int:

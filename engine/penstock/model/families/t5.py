@@ -1,9 +1,6 @@
 """T5 (arXiv 1910.10683), T5 v1.1, mT5, Flan-T5, UL2, CPM-2 (arXiv 2106.10715): an encoder that sees its whole
 input, and a decoder that also attends to the encoder's result. Positions are biases of attention by distance
 and head.
-
-EVA (arXiv 2108.01547, 2203.09313) is the same, but that EVA 2.0 scales scores by 1 / sqrt(head_dim), which T5
-does not do at all.
 """
 
 from __future__ import annotations
@@ -18,9 +15,8 @@ from torch import Tensor
 
 from penstock.kernels import AttentionSpec, BatchLayout, DistanceBias, LayerKV
 from penstock.memory.planning.planner import ENCODER_ROWS
-from penstock.model.config_values import count, flag
 from penstock.model.encoder_decoder import EncoderDecoder
-from penstock.model.families.t5_architecture import T5Architecture, T5Spec, token_id
+from penstock.model.families.t5_architecture import T5Architecture, T5Spec
 from penstock.model.layers import gated_mlp, mlp
 from penstock.spec import DECODER, ENCODER
 from penstock.weights.layer_weights import LayerWeights
@@ -98,32 +94,6 @@ class MT5(T5):
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> T5Spec:
         return super().read_spec(config | {"scale_decoder_outputs": False})
-
-
-class EVA(T5):
-    """EVA 1.0 and 2.0. An answer begins with `<s_0>`, which the config calls the token for begin."""
-
-    architectures = ("EVAModel",)
-    unused_tensors = (*T5.unused_tensors, r"^role_embeds\.weight$")
-
-    @classmethod
-    def decoder_start(cls, config: dict[str, Any]) -> tuple[int, ...]:
-        return (token_id(config, "decoder_start_token_id", "bos_token_id", default=29810),)
-
-    @classmethod
-    def score_scale(cls, config: dict[str, Any]) -> float:
-        return count(config, "d_kv") ** -0.5 if flag(config, "attn_scale", False) else 1.0
-
-    @classmethod
-    def read_spec(cls, config: dict[str, Any]) -> T5Spec:
-        # The config says "relu", and EVA's code computes a gated gelu whatever the config says. The head has
-        # a matrix of its own, and nothing scales before it.
-        own = {
-            "feed_forward_proj": "gated-gelu",
-            "tie_word_embeddings": False,
-            "scale_decoder_outputs": False,
-        }
-        return super().read_spec(config | own)
 
 
 def buckets(distance: Tensor, num_buckets: int, max_distance: int, sees_both_ways: bool) -> Tensor:

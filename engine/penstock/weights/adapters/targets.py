@@ -4,10 +4,10 @@ layers multiply by."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 from penstock.errors import UnsupportedModel
-from penstock.weights.checkpoints.published.known_names import CPM1, CPM2, MODEL_CENTER, apply
 from penstock.weights.checkpoints.text_part import text_name
 from penstock.weights.formats.stacked_format import in_one_format
 from penstock.weights.store import WeightStore
@@ -15,6 +15,8 @@ from penstock.weights.tensor_source import is_transposed
 from penstock.weights.tensors import TensorSpec, Unit
 
 _WEIGHT = ".weight"
+#: Names of modules in other programs: module -> lists of transformers' names.
+_FOREIGN_NAMES = "penstock.cpm.known_names:module_names"
 
 
 class Target(NamedTuple):
@@ -79,9 +81,7 @@ class Targets:
         """transformers' names of a module, with and without the prefix of the bare model."""
         for name in (module, self._prefix + module, text_name(f"{module}.").removesuffix(".")):
             yield [name]
-        for rules in (CPM1, CPM2, MODEL_CENTER):
-            if (found := apply(rules, module + _WEIGHT)) and found.names:
-                yield [name.removesuffix(_WEIGHT) for name in found.names]
+        yield from resolve_name(_FOREIGN_NAMES)(module)
 
 
 def _parts(store: WeightStore, tensor: TensorSpec) -> Iterator[tuple[str, int]]:

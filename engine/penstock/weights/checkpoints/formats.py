@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
+from types import ModuleType
 from typing import Any
 
 from penstock.errors import MALFORMED, CorruptFile
@@ -13,22 +16,27 @@ from penstock.memory.ordinary_file import FileIdentity, check_ordinary
 from penstock.weights.checkpoints import checkpoint
 from penstock.weights.checkpoints import folder as folders
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.gguf_files import gguf_models
-from penstock.weights.checkpoints.gguf_files.gguf_models import open_gguf
-from penstock.weights.checkpoints.published import bminf
-from penstock.weights.checkpoints.published.bminf_file import is_bminf
-from penstock.weights.checkpoints.published.pickled_folder import open_pickled
 from penstock.weights.checkpoints.quantized import quantization_config as configs
-from penstock.weights.checkpoints.quantized.awq import awq_entries
-from penstock.weights.checkpoints.quantized.codes import codes_entries
-from penstock.weights.checkpoints.quantized.compressed import ACTIVATION_SCALES, compressed_entries
-from penstock.weights.checkpoints.quantized.fp8 import REQUANTIZED, is_fp8, without_fp8
-from penstock.weights.checkpoints.quantized.gptq_int4 import gptq_int4_entries
-from penstock.weights.checkpoints.quantized.packed import gptq_entries
-from penstock.weights.checkpoints.quantized.planes import planes_entries
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 from penstock.weights.checkpoints.text_part import is_multimodal, text_config, text_tensors
 
+#: Modules that read files of other kinds, with open_checkpoint() and read_config(). What a module here names
+#: is imported when a model of the kind is opened.
+_GGUF, _BMINF = "penstock.weights.checkpoints.gguf_files.gguf_models", "penstock.cpm.bminf"
+#: The file of a folder of BMInf.
+_BMINF_FILE = "checkpoint.pt"
+_PICKLED = "penstock.weights.checkpoints.torch_files.pickled_folder:open_pickled"
+#: By what quantized a checkpoint: a function of the stored Checkpoint, which gives the entries that decode.
+#: Those of other methods are as they are stored.
+_DECODERS = {
+    configs.COMPRESSED: "compressed:compressed_entries",
+    configs.GPTQ: "packed:gptq_entries",
+    configs.GPTQ_INT4: "gptq_int4:gptq_int4_entries",
+    configs.AWQ: "awq:awq_entries",
+    configs.PLANES: "planes:planes_entries",
+    configs.CODES: "codes:codes_entries",
+    **dict.fromkeys(configs.FP8, "fp8:fp8_entries"),
+}
 #: Endings of tensors that show what quantized a checkpoint where config.json does not name it.
 FOREIGN_TENSORS = {
     ".SCB": "bitsandbytes LLM.int8",
@@ -70,52 +78,49 @@ def _files_of(folder: Path) -> dict[Path, FileIdentity]:
     return found
 
 
-def _open(folder: Path, allow_pickle: bool) -> Checkpoint:
+def _reader(folder: Path) -> ModuleType | None:
+    """The module that reads a GGUF file, or a folder of BMInf's; None for other folders."""
     if is_gguf(folder):
-        return open_gguf(folder)
-    if is_bminf(folder):
-        return bminf.open_bminf(folder)
+        return import_module(_GGUF)
+    if not (folder / _BMINF_FILE).is_file():
+        return None
+    bminf = import_module(_BMINF)
+    return bminf if bminf.is_bminf(folder) else None
+
+
+def _open(folder: Path, allow_pickle: bool) -> Checkpoint:
+    if (reader := _reader(folder)) is not None:
+        return reader.open_checkpoint(folder)  # type: ignore[no-any-return]
     with _open_stored(folder, allow_pickle) as stored:
-        quantization = stored.config.get("quantization_config")
-        if quantization is None:
+        if stored.config.get("quantization_config") is None:
             _check_names(stored)
             return stored
-        group_size = configs.check_quantization(stored.config)
-        if configs.method(quantization) == configs.GPTQ:
-            return _open_gptq(stored, group_size is not None)
-        return _open_quantized(stored, quantization)
+        return _open_quantized(stored)
 
 
-def _open_quantized(stored: Checkpoint, quantization: dict[str, Any]) -> Checkpoint:
-    """A checkpoint of a format that check_quantization() knows, other than GPTQ with 8 bits."""
-    has_fp8 = any(map(is_fp8, stored.entries.values()))
+def _open_quantized(stored: Checkpoint) -> Checkpoint:
+    """Raises UnsupportedModel for a method that check_quantization() does not know."""
+    group_size = configs.check_quantization(stored.config)
+    method = configs.method(stored.config["quantization_config"])
     entries = {
         entry.name: entry
-        for entry in _quantized_entries(stored, quantization)
-        if not entry.name.endswith(ACTIVATION_SCALES)
+        for entry in _decoded(stored, method)
+        if not entry.name.endswith(configs.ACTIVATION_SCALES)
     }
     idle = _zeros(stored, ".weight_zero_point") | _zero_biases(stored)
-    requantized = REQUANTIZED if has_fp8 else ""
+    requantized = ""
+    if method == configs.GPTQ and group_size is None:
+        requantized = "GPTQ's groups, which are out of order (desc_act)"
+    elif any(map(configs.is_fp8, stored.entries.values())):
+        requantized = configs.REQUANTIZED
     return Checkpoint(stored.folder, stored.config, entries, idle, requantized, stored.pickles)
 
 
-def _quantized_entries(stored: Checkpoint, quantization: dict[str, Any]) -> Iterable[TensorEntry]:
-    method = configs.method(quantization)
-    if method == configs.GPTQ_INT4:
-        is_first, is_symmetric = not configs.is_second(quantization), quantization.get("sym", True)
-        return gptq_int4_entries(stored, is_first, is_symmetric, bool(quantization.get("desc_act")))
-    if method == configs.AWQ:
-        return awq_entries(stored)
-    if method == configs.MXFP4:
+def _decoded(stored: Checkpoint, method: str) -> Iterable[TensorEntry]:
+    if (place := _DECODERS.get(method)) is None:
         return stored.entries.values()
-    if method == configs.PLANES:
-        return planes_entries(stored)
-    if method == configs.CODES:
-        return codes_entries(stored)
-    block = configs.fp8_block(stored.config)
-    if method == configs.COMPRESSED:
-        return compressed_entries(stored, quantization, block)
-    return without_fp8(stored, block)
+    entries: Iterable[TensorEntry] = resolve_name(f"{configs.__package__}.{place}")(stored)
+    return entries
 
 
 def _open_stored(folder: Path, allow_pickle: bool) -> Checkpoint:
@@ -124,7 +129,8 @@ def _open_stored(folder: Path, allow_pickle: bool) -> Checkpoint:
         folders.check_adapter(folder)
         if not allow_pickle:
             folders.check_no_pickles(folder)
-        return open_pickled(folder, read_config(folder) if (folder / "config.json").is_file() else {})
+        config = read_config(folder) if (folder / "config.json").is_file() else {}
+        return resolve_name(_PICKLED)(folder, config)  # type: ignore[no-any-return]
     stored = Checkpoint.open(folder)
     has_text_part = is_multimodal(stored.config)
     stored.config = read_config(folder)
@@ -136,10 +142,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     text part. `quantization_config` has what
     AutoGPTQ and ModelOpt write into files of their own, and MLX under a key of its own. Raises
     CheckpointNotFound, CorruptFile and UnsupportedModel (GGUF files, adapters)."""
-    if is_gguf(folder):
-        return gguf_models.read_config(folder)
-    if is_bminf(folder):
-        return bminf.read_config(folder)
+    if (reader := _reader(folder)) is not None:
+        return reader.read_config(folder)  # type: ignore[no-any-return]
     config = text_config(checkpoint.read_config(folder))
     mlx = config.get("quantization")
     if isinstance(mlx, dict) and "bits" in mlx:  # newer editions repeat the key, without a method's name
@@ -153,18 +157,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     if isinstance(found, dict) and found.get("quant_algo"):  # without it only keys and values were quantized
         return config | {"quantization_config": found | {"quant_method": "modelopt"}}
     return config
-
-
-def _open_gptq(stored: Checkpoint, keeps_integers: bool) -> Checkpoint:
-    quantization = stored.config["quantization_config"]
-    # The first version of the format stores each zero point minus one.
-    zero = 128 if configs.is_second(quantization) else 127
-    is_reordered = bool(quantization.get("desc_act"))
-    entries = {entry.name: entry for entry in gptq_entries(stored, keeps_integers, zero, is_reordered)}
-    requantized = "" if keeps_integers else "GPTQ's groups, which are out of order (desc_act)"
-    return Checkpoint(
-        stored.folder, stored.config, entries, _zero_biases(stored), requantized, stored.pickles
-    )
 
 
 def _zero_biases(stored: Checkpoint) -> frozenset[str]:

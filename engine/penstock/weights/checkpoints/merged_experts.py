@@ -11,17 +11,11 @@ from torch import Tensor
 
 from penstock.errors import UnsupportedModel, WrongTensor
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.quantized.fp8 import DTYPE as FP8
-from penstock.weights.checkpoints.quantized.fp8 import (
-    REQUANTIZED,
-    Fp8Rows,
-    TurnedFp8,
-    fp8_group_size,
-    fp8_scale,
-)
+from penstock.weights.checkpoints.quantized.fp8 import Fp8Rows, TurnedFp8, fp8_group_size, fp8_scale
 from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
 from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry
-from penstock.weights.checkpoints.quantized.quantization_config import fp8_block
+from penstock.weights.checkpoints.quantized.quantization_config import FP8_DTYPE as FP8
+from penstock.weights.checkpoints.quantized.quantization_config import REQUANTIZED, fp8_block
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
 

@@ -1,24 +1,14 @@
-"""The formats whose products a machine is timed with, and the names by which plans know their rates."""
+"""The names by which plans know the rates of formats."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME
-from penstock.weights.checkpoints.int4_form import Int4Form
-from penstock.weights.formats.int4_format import OWN_DTYPE, Int4
+from penstock.weights.formats.int4_format import Int4
 from penstock.weights.formats.stacked_format import in_one_format
-from penstock.weights.formats.weight_format import Int8, WeightFormat
+from penstock.weights.formats.weight_format import WeightFormat
 from penstock.weights.tensors import TensorSpec
-
-#: Those of GGUF's files, and our own with groups. INT8 with a scale for each output channel is timed apart.
-PRICED: tuple[WeightFormat, ...] = (
-    Int8(32),
-    Int8(128),
-    Int4(Int4Form(64, OWN_DTYPE, has_steps=True)),
-    *(Int4(form) for name in ("Q4_0", "Q4_1", "Q4_K", "MXFP4") if (form := BY_NAME[name].form) is not None),
-)
 
 
 def price_name(kind: WeightFormat) -> str:

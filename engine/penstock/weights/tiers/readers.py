@@ -14,7 +14,6 @@ from penstock.memory.direct_io import DirectReader, aligned_buffer
 from penstock.memory.lane import Link
 from penstock.memory.reads.ordered_reads import OrderedRead
 from penstock.spec import UnitKey
-from penstock.weights.conversion.converted_config import converted_config
 from penstock.weights.file_range import FileRange
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.store import WeightStore
@@ -75,6 +74,8 @@ class StoreReader:
 
     def _remedy(self) -> str:
         """What people can do for layers that are not laid out to be streamed."""
+        from penstock.weights.conversion.converted_config import converted_config  # for few models
+
         try:
             converted_config(self._store)
         except ConfigError as error:

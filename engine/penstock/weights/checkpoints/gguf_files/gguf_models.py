@@ -59,7 +59,7 @@ class _Architecture:
     mixture: MixtureFile | None = None
 
 
-def open_gguf(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path) -> Checkpoint:
     """A GGUF file as an unquantized checkpoint, with 4-bit codes where the file has them. Raises
     CheckpointNotFound, CorruptFile, UnsupportedModel."""
     numbers = Numbers(path, *read_header(path))
@@ -90,7 +90,7 @@ def _requantized(numbers: Numbers) -> str:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The config in the form of config.json. Raises as open_gguf() does."""
+    """The config in the form of config.json. Raises as open_checkpoint() does."""
     return _config(Numbers(path, *read_header(path)))
 
 

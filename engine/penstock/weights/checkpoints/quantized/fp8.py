@@ -14,22 +14,17 @@ from penstock.config import GROUP_SIZES
 from penstock.errors import WrongTensor
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.quantized.nibbles import SCALE_DTYPES
+from penstock.weights.checkpoints.quantized.quantization_config import fp8_block, is_fp8
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
-DTYPE = "F8_E4M3"
 #: What follows the name of a matrix in the names of its scales.
 SCALE_NAMES = ("_scale_inv", "_scale")
-#: What the log says of weights in FP8.
-REQUANTIZED = "FP8 weights, which become INT8"
 
 
-def is_fp8(entry: TensorEntry) -> bool:
-    return entry.dtype == DTYPE and entry.name.endswith(".weight")
-
-
-def without_fp8(checkpoint: Checkpoint, block: tuple[int, int]) -> Iterator[TensorEntry]:
-    """The checkpoint's tensors, with float32 in place of each FP8 matrix and its scales. `block` has the rows
-    and columns that share a scale, where blocks do. Raises WrongTensor."""
+def fp8_entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
+    """The checkpoint's tensors, with float32 in place of each FP8 matrix and its scales. Raises
+    WrongTensor."""
+    block = fp8_block(checkpoint.config)
     matrices = {entry.name for entry in checkpoint.entries.values() if is_fp8(entry)}
     belongings = {name + ending for name in matrices for ending in (*SCALE_NAMES, "_zero_point")}
     for entry in checkpoint.entries.values():

@@ -17,6 +17,7 @@ from penstock.weights.checkpoints.int4_form import Int4Form
 from penstock.weights.checkpoints.quantized.nibbles import column_order, in_groups, unpack, words_form
 from penstock.weights.checkpoints.quantized.packed import check_order
 from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry
+from penstock.weights.checkpoints.quantized.quantization_config import is_second
 from penstock.weights.checkpoints.quantized.word_module import WordModule, module_entries
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
@@ -26,12 +27,13 @@ MIDDLE = 8
 LARGEST = 15
 
 
-def gptq_int4_entries(
-    checkpoint: Checkpoint, is_first: bool, is_symmetric: bool, is_reordered: bool
-) -> Iterator[TensorEntry]:
-    """The checkpoint's tensors, with `weight` in place of each module's words, scales and g_idx. `is_first`:
-    the first version of the format, which stores each zero point minus one. For `is_reordered` see
-    check_order(). Raises MissingTensor and WrongTensor."""
+def gptq_int4_entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
+    """The checkpoint's tensors, with `weight` in place of each module's words, scales and g_idx. Raises
+    MissingTensor and WrongTensor."""
+    quantization = checkpoint.config["quantization_config"]
+    # The first version of the format stores each zero point minus one.
+    is_first, is_symmetric = not is_second(quantization), quantization.get("sym", True)
+    is_reordered = bool(quantization.get("desc_act"))
 
     def matrix(module: WordModule) -> TensorEntry:
         check_order(module.name, module.g_idx, module.num_groups, is_reordered)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.errors import MissingTensor, WrongTensor
 from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.quantized.quantization_config import check_quantization, is_second
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
 #: The bit to flip in an unsigned byte to subtract 128; the result is read as a signed byte.
@@ -58,12 +59,15 @@ def check_order(module: str, g_idx: TensorEntry | None, num_groups: int, is_reor
         )
 
 
-def gptq_entries(
-    checkpoint: Checkpoint, keeps_integers: bool, zero: int, is_reordered: bool
-) -> Iterator[TensorEntry]:
+def gptq_entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
     """The checkpoint's tensors, with `weight` and `weight_scale` in place of `qweight`, `qzeros`, `scales`
-    and `g_idx`; or with a float32 `weight` unless `keeps_integers`. `zero` is the byte of a zero point of 128
-    in `qzeros`; for `is_reordered` see check_order(). Raises MissingTensor and WrongTensor."""
+    and `g_idx`; or with a float32 `weight` where the integers can't be kept. Raises MissingTensor and
+    WrongTensor."""
+    keeps_integers = check_quantization(checkpoint.config) is not None
+    quantization = checkpoint.config["quantization_config"]
+    # The byte of a zero point of 128: the first version of the format stores each zero point minus one.
+    zero = 128 if is_second(quantization) else 127
+    is_reordered = bool(quantization.get("desc_act"))
     modules = {name.removesuffix("qweight") for name in checkpoint.entries if name.endswith(".qweight")}
     for module in modules:
         matrix = GptqMatrix.of(checkpoint, module, zero)

@@ -7,6 +7,7 @@ from typing import Any
 from penstock.config import GROUP_SIZES
 from penstock.errors import UnsupportedModel
 from penstock.weights.checkpoints.quantized import compressed_schemes
+from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
 #: Names that method() gives.
 COMPRESSED, GPTQ, GPTQ_INT4 = "compressed-tensors", "gptq with 8 bits", "gptq with 4 bits"
@@ -17,6 +18,8 @@ MXFP4 = "mxfp4"
 #: FP8 by DeepSeek's and transformers' own code, by FBGEMM, and by NVIDIA's ModelOpt.
 FP8 = ("fp8", "fbgemm_fp8", "modelopt, FP8")
 MXFP4_GROUP = 32
+#: The dtype of elements in FP8, as safetensors has it.
+FP8_DTYPE = "F8_E4M3"
 #: INT8 in two planes of four bits, as Penstock's converted folders have it (planes.py). The name stands under
 #: a key of its own in config.json, "penstock".
 PLANES = "planes"
@@ -24,6 +27,13 @@ PLANES = "planes"
 CODES = "codes"
 #: Under this key, config.json says that all 4-bit matrices have their scales as units and steps.
 STEPS_KEY = "penstock_int4_steps"
+#: What the log says of weights in FP8.
+REQUANTIZED = "FP8 weights, which become INT8"
+#: Endings of compressed-tensors' scales for activations, keys and values. The scales say how to round these.
+#: Penstock does not use these scales, and nothing is lost.
+ACTIVATION_SCALES = tuple(
+    f".{of}_{kind}" for of in ("input", "output", "q", "k", "v") for kind in ("scale", "zero_point")
+)
 #: How AWQ's tools call the layout that Penstock reads.
 AWQ_LAYOUT = "gemm"
 
@@ -101,6 +111,10 @@ def fp8_block(config: dict[str, Any]) -> tuple[int, int]:
         return compressed_schemes.block_shape(quantization)
     rows, columns = quantization.get("weight_block_size") or (0, 0)
     return int(rows), int(columns)
+
+
+def is_fp8(entry: TensorEntry) -> bool:
+    return entry.dtype == FP8_DTYPE and entry.name.endswith(".weight")
 
 
 def is_second(quantization: dict[str, Any]) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from penstock.cpm.known_names import SOFT_PROMPT
+from penstock.cpm.shards import rank_files
 from penstock.errors import CheckpointNotFound, CorruptFile, UnsupportedModel
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.published.known_names import SOFT_PROMPT
-from penstock.weights.checkpoints.published.shards import rank_files
 from penstock.weights.checkpoints.safetensors_header import read_header
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 from penstock.weights.checkpoints.torch_files.torch_file import is_torch_file, read_torch_file

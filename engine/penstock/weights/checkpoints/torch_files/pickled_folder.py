@@ -1,45 +1,60 @@
-"""A folder whose weights are files of torch.save: a Hugging Face folder with pytorch_model.bin, the shards of
-CPM-1 and CPM-2, or one file of another name."""
+"""A folder whose weights are files of torch.save: a Hugging Face folder with pytorch_model.bin, or one file
+of another name. Files of trainings and of other programs are put into transformers' form by the modules that
+are named here, and imported when they are needed."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
-from penstock.errors import CheckpointNotFound, CorruptFile, UnsupportedModel
+from penstock.errors import CheckpointNotFound, CorruptFile
 from penstock.weights.checkpoints import folder as folders
 from penstock.weights.checkpoints.checkpoint import Checkpoint, indexed_weights
-from penstock.weights.checkpoints.published import cpm_live, shards
-from penstock.weights.checkpoints.published.derived_config import derive
-from penstock.weights.checkpoints.published.known_names import SOFT_PROMPT, rules_of
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 from penstock.weights.checkpoints.torch_files.torch_file import TorchFile, read_torch_file
 
-logger = logging.getLogger(__name__)
-
 INDEX = "pytorch_model.bin.index.json"
+#: Shards of a training: (folder, config) -> the files and the tensors of all; None if there are none.
+_SHARDS = "penstock.cpm.training_files:read_shards"
+#: A tensor that files of other programs have, and no other file -> what gives their tensors transformers'
+#: names: (folder, config, tensors) -> tensors.
+_FOREIGN = dict.fromkeys(
+    (
+        "transformer.layers.0.attention.query_key_value.weight",
+        "encoder.blocks.0.self_attn.self_attn.project.weight",
+        "position_bias_dec.relative_attention_bias",
+        "segment_embedding.weight",
+    ),
+    "penstock.cpm.training_files:read_file",
+)
+#: The config of files that come without one: tensors -> config, {} for a model that is not known.
+_CONFIGS = "penstock.cpm.derived_config:derive"
 
 
 def open_pickled(folder: Path, config: dict[str, Any]) -> Checkpoint:
     """`config` is the folder's config.json, {} if there is none. Its values go before those that the tensors
     tell. Raises CheckpointNotFound, CorruptFile, UnsafeCheckpoint, UnsupportedModel and WrongTensor."""
-    ranks = shards.rank_files(folder)
-    files = ranks or _files(folder)
-    contents = [read_torch_file(file) for file in files]
-    if ranks:
-        shards.check_number(files, contents)
-    tensors = [content.tensors for content in contents] if ranks else [_united(contents)]
-    if cpm_live.is_cpm_live(config, tensors[0]) and len(tensors) == 1:
-        entries = cpm_live.read(tensors[0])
-    else:
-        entries = _merged(folder, tensors)
+    files, entries = _shards(folder, config) or _read(folder, config)
     return Checkpoint(folder, _config(folder, config, entries), entries, pickles=tuple(files))
 
 
+def _shards(folder: Path, config: dict[str, Any]) -> tuple[list[Path], dict[str, TensorEntry]] | None:
+    if not any(next(folder.glob(pattern), None) for pattern in folders.RANKS):
+        return None
+    return resolve_name(_SHARDS)(folder, config)  # type: ignore[no-any-return]
+
+
+def _read(folder: Path, config: dict[str, Any]) -> tuple[list[Path], dict[str, TensorEntry]]:
+    files = _files(folder)
+    entries = _united([read_torch_file(file) for file in files])
+    place = next((place for sign, place in _FOREIGN.items() if sign in entries), None)
+    return files, entries if place is None else resolve_name(place)(folder, config, entries)
+
+
 def _files(folder: Path) -> list[Path]:
-    """The files of a folder without shards of ranks."""
+    """The files of a folder without shards."""
     if (folder / INDEX).is_file():
         return indexed_weights(folder, INDEX)
     files = folders.pickles(folder)
@@ -66,29 +81,11 @@ def _united(contents: Sequence[TorchFile]) -> dict[str, TensorEntry]:
     return entries
 
 
-def _merged(folder: Path, ranks: list[dict[str, TensorEntry]]) -> dict[str, TensorEntry]:
-    """The tensors under transformers' names. Raises CorruptFile and UnsupportedModel."""
-    rules = rules_of(ranks[0])
-    if not rules and len(ranks) > 1:
-        raise UnsupportedModel(
-            f"{folder} holds shards of a model that Penstock can't merge; it merges those of CPM-1 and "
-            "CPM-2. Use a repository with safetensors"
-        )
-    if rules and SOFT_PROMPT in ranks[0]:
-        logger.warning(
-            "%s has a soft prompt of %d vectors beside the model; requests can use it after `penstock serve "
-            "MODEL --soft-prompt NAME=%s`",
-            folder,
-            ranks[0][SOFT_PROMPT].shape[0],
-            folder,
-        )
-    return shards.merge(ranks, rules) if rules else ranks[0]
-
-
 def _config(folder: Path, config: dict[str, Any], entries: dict[str, TensorEntry]) -> dict[str, Any]:
     """Raises CheckpointNotFound where neither a file nor the tensors tell what the model is."""
-    is_own = bool(config.get("architectures"))
-    found = config if is_own else derive(entries) | config
+    if config.get("architectures"):
+        return config
+    found: dict[str, Any] = resolve_name(_CONFIGS)(entries) | config
     if not found.get("architectures"):
         raise folders.refuse_without_config(folder)
     return found

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from penstock.cpm.merged_rows import Piece, merge_rows
 from penstock.errors import CorruptFile
-from penstock.weights.checkpoints.published.merged_rows import Piece, merge_rows
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.errors import InvalidParameter
-from penstock.text.tokenizer import Tokenizer
 
 #: Ends each utterance.
 _END = "<sep>"
@@ -15,15 +14,11 @@ _END = "<sep>"
 _ANSWER = "<s_0>"
 
 
-def has_dialogue_form(tokenizer: Tokenizer) -> bool:
-    form = getattr(getattr(tokenizer, "backend", None), "form", None)
-    return form is not None and form.asked_by == "dialogue"
-
-
 def encode_dialogue(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], begins_answer: bool, goes_on: bool
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], begins_answer: bool, goes_on: bool
 ) -> list[int]:
     """All utterances in their order, whoever spoke, each with `<sep>` behind, and `<s_0>` for the answer.
+    `tokenizer` is a ChineseTokenizer.
 
     Raises InvalidParameter for messages that a dialogue does not have."""
     if goes_on:
@@ -31,7 +26,7 @@ def encode_dialogue(
             "continue_final_message",
             "EVA can't go on with a message that has begun: leave continue_final_message out",
         )
-    vocab, ids = tokenizer.backend.get_vocab(), list[int]()
+    vocab, ids = tokenizer.get_vocab(), list[int]()
     for message in messages:
         if message.get("role") not in ("user", "assistant"):
             raise InvalidParameter(

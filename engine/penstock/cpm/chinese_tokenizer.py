@@ -7,6 +7,7 @@ A special token's name in a text is ordinary text here, as in the originals: jie
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Any
 from sentencepiece import SentencePieceProcessor
 from transformers import AddedToken, PreTrainedTokenizer
 
+from penstock.cpm.chinese_form import VOCABULARY, Form
+from penstock.cpm.dialogue import encode_dialogue
+from penstock.cpm.longest_match import LongestMatch, has_chinese
+from penstock.cpm.segmentation import load_segmenter
 from penstock.errors import CorruptFile
-from penstock.text.chinese_form import VOCABULARY, Form
-from penstock.text.longest_match import LongestMatch, has_chinese
-from penstock.text.segmentation import load_segmenter
 from penstock.text.sentencepiece_tokenizer import read_proto
 
 UNKNOWN = "<unk>"
@@ -38,8 +40,12 @@ class ChineseTokenizer(PreTrainedTokenizer):
 
     def __init__(self, vocab_file: str, form: Form, chat_template: Any = None, **_: Any) -> None:
         pieces, self._write = _read_vocabulary(Path(vocab_file), form)
-        #: PromptForms and dialogue.py know by the form how the model is asked.
+        #: PromptForms knows by the form how the model is asked.
         self.form = form
+        #: Writes a conversation, for a model without a template (chat.py).
+        self.encode_dialogue = (
+            functools.partial(encode_dialogue, self) if form.asked_by == "dialogue" else None
+        )
         self._segment = load_segmenter() if form.has_words else lambda text: iter((text,))
         self._marks = str.maketrans(dict(form.marks) if form.has_words else {})
         self._pieces = pieces

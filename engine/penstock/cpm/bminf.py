@@ -8,14 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from penstock.cpm.bminf_file import NAME, is_bminf, read_tree
+from penstock.cpm.derived_config import derive
+from penstock.cpm.known_names import FFN_LAYER
+from penstock.cpm.merged_rows import Piece, merge_rows
 from penstock.errors import CorruptFile
 from penstock.weights.checkpoints.checkpoint import Checkpoint, read_json
-from penstock.weights.checkpoints.published.bminf_file import NAME, read_tree
-from penstock.weights.checkpoints.published.derived_config import derive
-from penstock.weights.checkpoints.published.known_names import FFN_LAYER
-from penstock.weights.checkpoints.published.merged_rows import Piece, merge_rows
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 from penstock.weights.checkpoints.torch_files.strided_rows import StridedRows
+
+__all__ = ["is_bminf", "open_checkpoint", "read_config"]
 
 #: BMInf's name of a tensor outside of layers -> transformers' name.
 _GPT = {
@@ -53,7 +55,7 @@ _QUANTIZATION = {
 }
 
 
-def open_bminf(folder: Path) -> Checkpoint:
+def open_checkpoint(folder: Path) -> Checkpoint:
     """Raises CorruptFile."""
     entries = {entry.name: entry for entry in _entries(read_tree(folder / NAME))}
     return Checkpoint(folder, _config(folder, entries), entries)
@@ -61,7 +63,7 @@ def open_bminf(folder: Path) -> Checkpoint:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The config in the form of config.json. Raises CorruptFile."""
-    return open_bminf(folder).config
+    return open_checkpoint(folder).config
 
 
 def _config(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, Any]:

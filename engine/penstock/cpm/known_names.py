@@ -128,3 +128,12 @@ def apply(rules: tuple[Rule, ...], name: str) -> Found | None:
             names = tuple(target.format(*match.groups()) for target in rule.names)
             return Found(names, rule.split, rule.num_blocks)
     return None
+
+
+def module_names(module: str) -> Iterator[list[str]]:
+    """transformers' names of the modules that a module of the files is, for each program that has one of this
+    name."""
+    ending = ".weight"
+    for rules in (CPM1, CPM2, MODEL_CENTER):
+        if (found := apply(rules, module + ending)) and found.names:
+            yield [name.removesuffix(ending) for name in found.names]

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.cpm.known_names import Found, Rule, Split, apply
+from penstock.cpm.merged_rows import Piece, merge_columns, merge_rows
 from penstock.errors import CheckpointNotFound, CorruptFile
-from penstock.weights.checkpoints.published.known_names import Found, Rule, Split, apply
-from penstock.weights.checkpoints.published.merged_rows import Piece, merge_columns, merge_rows
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 from penstock.weights.checkpoints.torch_files.torch_file import TorchFile
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.errors import CheckpointNotFound, ConfigError
-from penstock.text.sentencepiece_tokenizer import read_proto
 
 VOCABULARY = "vocab.txt"
 #: Names of CPM-1's sentencepiece model. chinese_vocab.model is the name in CPM-1's own repository.
@@ -88,6 +87,17 @@ _TOKENIZER_CLASSES = (
 )
 
 
+def read_chinese(folder: Path) -> Any:
+    """The tokenizer of a folder; None for those of other models. Raises ConfigError, CheckpointNotFound and
+    CorruptFile."""
+    if (found := find_form(folder)) is None:
+        return None
+    from penstock.cpm.chinese_tokenizer import ChineseTokenizer
+
+    form, file = found
+    return ChineseTokenizer.from_pretrained(folder, vocab_file=str(file), form=form, local_files_only=True)
+
+
 def find_form(folder: Path) -> tuple[Form, Path] | None:
     """The form of a folder's tokenizer, and the file that has the vocabulary. None for the tokenizers of
     other models.
@@ -149,7 +159,11 @@ def _has_continuations(vocabulary: Path) -> bool:
 def _cpm1_model(folder: Path) -> bool:
     """Whether the folder has a sentencepiece model with CPM-1's own pieces."""
     file = next((folder / name for name in MODEL_FILES if (folder / name).is_file()), None)
-    proto = read_proto(file) if file else None
+    if file is None:
+        return False
+    from penstock.text.sentencepiece_tokenizer import read_proto
+
+    proto = read_proto(file)
     return proto is not None and {CPM1.end, *CPM1.marks.values()} <= {piece.piece for piece in proto.pieces}
 
 

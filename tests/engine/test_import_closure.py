@@ -1,0 +1,38 @@
+"""How much of the engine is imported for a Llama: the modules of features that nobody asked for are not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+DEMO = Path(__file__).parents[2] / "engine" / "penstock" / "demo_model"
+#: Modules of ours, packages counted.
+MOST = 380
+#: What a Llama with a tokenizer.json does not need.
+IDLE = (
+    "penstock.cpm",
+    "penstock.model.families.gpt",
+    "penstock.model.families.t5",
+    "penstock.model.through_transformers",
+    "penstock.weights.checkpoints.torch_files",
+    "penstock.weights.conversion",
+    "transformers",
+)
+
+
+def test_a_llama_needs_few_files() -> None:
+    program = (
+        "import sys; from penstock import Engine, EngineConfig, SamplingParams\n"
+        "with Engine.load(sys.argv[1], EngineConfig(max_model_len=64)) as engine:\n"
+        "    engine.generate([[1, 70]], SamplingParams(max_tokens=2))\n"
+        "print(*sorted(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(DEMO)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    modules = done.stdout.split()
+    ours = [name for name in modules if name.split(".")[0] == "penstock"]
+    assert "penstock.model.families.llama" in ours
+    idle = [name for name in modules for each in IDLE if name == each or name.startswith(f"{each}.")]
+    assert not idle, idle
+    assert len(ours) <= MOST, f"{len(ours)}: {' '.join(ours)}"
