@@ -16,10 +16,9 @@ from pretended_card import PretendedCard, engines, missing, pretend
 from tiny_models import build
 from torch import Tensor
 
-import penstock.kernels
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from penstock.kernels import choose_kernels
+from penstock.kernels import choose_kernels, on_a_card
 from penstock.kernels.cuda import kept_check, self_check
 from penstock.kernels.cuda.kept_check import check_card
 from penstock.kernels.cuda.kernels import CudaKernels
@@ -146,7 +145,7 @@ def test_wrong_kernels_do_not_serve(
     build("Llama", tmp_path / "model", num_hidden_layers=2)
     expected = engines.answer(engines.load(tmp_path / "model", "cpu", kernels="reference"), num_prompts=1)
     with engines.card_with_kernels() as card:
-        monkeypatch.setattr(penstock.kernels, "check_card", lambda *_: ["rope: 3 of 4 numbers differ"])
+        monkeypatch.setattr(on_a_card, "check_card", lambda *_: ["rope: 3 of 4 numbers differ"])
         with pytest.raises(ConfigError, match="rope: 3 of 4.*doctor --card.*--kernels native"):
             choose_kernels(EngineConfig(kernels="native"), card.device)
         with caplog.at_level(logging.ERROR):

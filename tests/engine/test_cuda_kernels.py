@@ -34,10 +34,18 @@ from test_int4_kernels import matrix as int4_matrix
 from test_planes_kernels import cases as plane_cases
 from torch import Tensor
 
-from penstock import kernels as choosing
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
-from penstock.kernels import Int4Tensor, Kernels, Matrix, PlanesTensor, StackedMatrix, choose_kernels, int_mm
+from penstock.kernels import (
+    Int4Tensor,
+    Kernels,
+    Matrix,
+    PlanesTensor,
+    StackedMatrix,
+    choose_kernels,
+    int_mm,
+    on_a_card,
+)
 from penstock.kernels.cuda import linear as cuda_linear
 from penstock.kernels.cuda import nvrtc
 from penstock.kernels.cuda.attention import SPLIT_KEYS
@@ -94,10 +102,10 @@ def test_a_gpu_without_nvrtc_computes_with_torch(
 def test_a_gpu_with_nvrtc_computes_with_our_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made: list[tuple[object, ...]] = []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
-    monkeypatch.setattr(choosing, "find_nvrtc", lambda architecture: architecture == 61)
-    monkeypatch.setattr(choosing, "compile_kernels", lambda *arguments: arguments)
-    monkeypatch.setattr(choosing, "CudaLauncher", lambda *arguments: made.append(arguments))
-    monkeypatch.setattr(choosing, "check_card", lambda *arguments: [])
+    monkeypatch.setattr(on_a_card, "find_nvrtc", lambda architecture: architecture == 61)
+    monkeypatch.setattr(on_a_card, "compile_kernels", lambda *arguments: arguments)
+    monkeypatch.setattr(on_a_card, "CudaLauncher", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(on_a_card, "check_card", lambda *arguments: [])
     chosen = choose_kernels(EngineConfig(activations="int8"), GPU, tmp_path)
     assert type(chosen) is CudaKernels and chosen.activations == "int8" and chosen.traits.name == "native"
     assert made == [(GPU, (61, tmp_path))]

@@ -24,9 +24,9 @@ from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.planner import plan_memory
 from penstock.memory.planning.step_work import StepLoad
+from penstock.model.footprint import footprint
 from penstock.model.known_shapes import SHAPES, find_shape
 from penstock.model.registry import find_family
-from penstock.model.shapes import footprint, planned_tensors
 from penstock.spec import ModelFootprint
 
 GIB = 1 << 30

@@ -13,9 +13,10 @@ from torch import Tensor
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
-from penstock.kernels import BatchLayout, Kernels, ReferenceKernels, StateSlots
+from penstock.kernels import BatchLayout, Kernels, StateSlots
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
+from penstock.kernels.reference import ReferenceKernels
 
 NUM_STATES = 7
 #: (num_heads, num_key_heads, key_dim, value_dim)

@@ -19,11 +19,13 @@ from torch import Tensor
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import ComputationError, StepFailed
-from penstock.kernels import GatedExpert, SharedKernels, SplitMatrix, choose_kernels
+from penstock.kernels import GatedExpert, choose_kernels
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.operands import ClampedGate, GatedFunction
 from penstock.kernels.shared.crossing import Crossing
 from penstock.kernels.shared.shared_experts import Product, SharedExperts
+from penstock.kernels.shared.shared_kernels import SharedKernels
+from penstock.kernels.shared.split_matrix import SplitMatrix
 from penstock.memory.handover.cuda_handover import CudaHandover
 from penstock.memory.hardware import DeviceProfile, DiskProfile, HardwareProfile, capacities
 from penstock.memory.planning import plan as plans

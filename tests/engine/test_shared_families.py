@@ -16,7 +16,7 @@ import embedding_models
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError
-from penstock.kernels import SharedKernels
+from penstock.kernels.shared.shared_kernels import SharedKernels
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.step_work import StepLoad
 

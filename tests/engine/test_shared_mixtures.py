@@ -13,8 +13,9 @@ from test_shared_experts import NUM_EXPERTS, counted_crossings
 from tiny_models import build
 
 from penstock.engine import Completion, Engine
-from penstock.kernels import SharedKernels, SplitMatrix
 from penstock.kernels.shared.shared_experts import SharedExperts
+from penstock.kernels.shared.shared_kernels import SharedKernels
+from penstock.kernels.shared.split_matrix import SplitMatrix
 from penstock.memory.hardware import DeviceProfile, HardwareProfile, capacities
 from penstock.memory.planning import plan as plans
 from penstock.memory.planning.experts import expert_plan

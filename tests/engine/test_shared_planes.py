@@ -22,7 +22,7 @@ import penstock.loader.reading
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.generation.drafting.speculation import Speculation
-from penstock.kernels import SharedKernels
+from penstock.kernels.shared.shared_kernels import SharedKernels
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.shared_plan import split_footprint

@@ -19,9 +19,11 @@ from torch import Tensor
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import ComputationError, ConfigError, StepFailed
-from penstock.kernels import Matrix, PlanesTensor, SharedKernels, SplitMatrix, choose_kernels
+from penstock.kernels import Matrix, PlanesTensor, choose_kernels
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.shared.crossing import Crossing
+from penstock.kernels.shared.shared_kernels import SharedKernels
+from penstock.kernels.shared.split_matrix import SplitMatrix
 from penstock.memory.handover.cuda_handover import CudaHandover
 from penstock.memory.hardware import DeviceProfile, HardwareProfile, capacities
 from penstock.memory.lane import find_lane

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, TypeGuard
 
 import torch
 
@@ -15,11 +15,6 @@ from penstock.kernels import cpu_builds, tuning
 from penstock.kernels.adapters.low_rank import LowRank, LowRankPart
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
-from penstock.kernels.cuda import nvrtc
-from penstock.kernels.cuda.kept_check import check_card
-from penstock.kernels.cuda.kernels import CudaKernels
-from penstock.kernels.cuda.launcher import CudaLauncher
-from penstock.kernels.cuda.nvrtc import INSTALL_NVRTC, compile_kernels, find_nvrtc
 from penstock.kernels.experts import (
     Arriving,
     ExpertKernels,
@@ -29,7 +24,6 @@ from penstock.kernels.experts import (
     settle_all,
 )
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
-from penstock.kernels.int_mm import TorchKernels
 from penstock.kernels.mixture.routing import Routed, Router, Routing
 from penstock.kernels.operands import (
     ActivationFunction,
@@ -48,19 +42,11 @@ from penstock.kernels.operands import (
 )
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import ForwardingKernels, Kernels, KernelTraits
-from penstock.kernels.reference import ReferenceKernels
-from penstock.kernels.shared.attended import AttentionBeside
-from penstock.kernels.shared.handover import Handover
-from penstock.kernels.shared.shared_kernels import SharedKernels
-from penstock.kernels.shared.split_matrix import SplitMatrix
-
-logger = logging.getLogger(__name__)
 
 __all__ = [
     "ActivationFunction",
     "Arriving",
     "AttentionSpec",
-    "CudaKernels",
     "BatchLayout",
     "ClampedGate",
     "DistanceBias",
@@ -69,7 +55,6 @@ __all__ = [
     "ForwardingKernels",
     "GatedExpert",
     "GatedFunction",
-    "Handover",
     "Int4Tensor",
     "KernelTraits",
     "Kernels",
@@ -84,13 +69,10 @@ __all__ = [
     "Router",
     "RouterFunction",
     "Routing",
-    "SharedKernels",
     "RamKV",
     "RamSplits",
-    "SplitMatrix",
     "StackedMatrix",
     "StateSlots",
-    "attending_in_ram",
     "choose_kernels",
     "settle_all",
     "expected_traits",
@@ -99,18 +81,11 @@ __all__ = [
     "use_processor",
 ]
 
-_PLAIN: dict[KernelChoice, type[TorchKernels | ReferenceKernels]] = {
-    "torch": TorchKernels,
-    "reference": ReferenceKernels,
+#: Kernels in Python, imported when they are chosen.
+_PLAIN: dict[KernelChoice, str] = {
+    "torch": "penstock.kernels.int_mm:TorchKernels",
+    "reference": "penstock.kernels.reference:ReferenceKernels",
 }
-
-
-def attending_in_ram(kernels: Kernels, others: Kernels, handover: Callable[[], Handover]) -> Kernels:
-    """A card's kernels, which leave keys and values in RAM to `others`, the processor's; or the same kernels,
-    where either of them can't."""
-    if not isinstance(kernels, CudaKernels) or not isinstance(others, NativeKernels):
-        return kernels
-    return kernels.beside(AttentionBeside(others.attended, handover(), kernels.fetch))
 
 
 def choose_kernels(
@@ -129,13 +104,15 @@ def choose_kernels(
                 "install a C compiler and reinstall penstock"
             )
         if config.kernels == "auto" and _is_gpu(device):
-            logger.warning(
-                "no NVRTC library can compile our kernels for %s (compute capability %d.%d): torch's kernels "
-                "serve, which are much slower. %s", device, *divmod(_architecture(device), 10), INSTALL_NVRTC,
-            )  # fmt: skip
-        return _PLAIN[choice](config.activations)
-    if device is not None and _is_gpu(device):
-        return _card_kernels(config, device, cache_folder)
+            from penstock.kernels import on_a_card  # this imports all that is for cards
+
+            on_a_card.tell_of_slow_kernels(device)
+        plain: Kernels = _plain(choice)(config.activations)
+        return plain
+    if _is_gpu(device):
+        from penstock.kernels import on_a_card
+
+        return on_a_card.card_kernels(config, device, cache_folder)
     return NativeKernels(config.activations)
 
 
@@ -147,33 +124,15 @@ def use_processor(config: EngineConfig, num_threads: int) -> None:
         tuning.apply(config.kernel_tuning or KernelTuning())
 
 
-def _card_kernels(
-    config: EngineConfig, device: torch.device, cache_folder: Path | None
-) -> CudaKernels | TorchKernels:
-    """Our kernels for a card, if they compute there what the reference computes; else torch's. Raises
-    ConfigError if the config insists on ours."""
-    launcher = CudaLauncher(device, compile_kernels(_architecture(device), cache_folder))
-    build = nvrtc.build_fingerprint(_architecture(device))
-    if found := check_card(launcher, device, config.activations, build, cache_folder):
-        text = (
-            f"our kernels compute wrong numbers on {device} ({len(found)} kinds of calls, first: "
-            f"{found[0]}). "
-            "Update the driver; `penstock doctor --card` checks again and writes a report to send in"
-        )
-        if config.kernels == "native":
-            raise ConfigError(f"{text}. Or leave --kernels native out: torch's kernels serve then")
-        logger.error("%s. Until then torch's kernels serve, which are MUCH SLOWER", text)
-        return TorchKernels(config.activations)
-    return CudaKernels(launcher, config.activations)
-
-
 def fingerprint(config: EngineConfig, device: torch.device | None = None) -> str:
     """A text that tells apart kernels of different speed, for the kernels that choose_kernels() gives."""
     choice = _resolved(config.kernels, device)
     if choice != "native":
         build = f"{choice} {torch.__version__}"
     elif _is_gpu(device):
-        build = nvrtc.build_fingerprint(_architecture(device))
+        from penstock.kernels import on_a_card
+
+        build = on_a_card.build_fingerprint(device)
     else:
         build = cpu_builds.build_fingerprint()
     return f"{build} {config.activations}"
@@ -194,25 +153,28 @@ def expected_traits(config: EngineConfig, capability: tuple[int, int] | None) ->
     """Traits of the kernels that would compute, on a GPU of this compute capability if there is one, without
     loading anything."""
     if capability is not None and config.kernels in ("auto", "native"):
-        major, minor = capability
-        return CudaKernels.traits if 10 * major + minor >= nvrtc.OLDEST_ARCHITECTURE else TorchKernels.traits
+        from penstock.kernels import on_a_card
+
+        return on_a_card.expected_traits(capability)
     choice = _resolved(config.kernels, None)
-    return NativeKernels.traits if choice == "native" else _PLAIN[choice].traits
+    traits: KernelTraits = NativeKernels.traits if choice == "native" else _plain(choice).traits
+    return traits
 
 
 def _resolved(choice: KernelChoice, device: torch.device | None) -> KernelChoice:
     """The choice itself; for "auto" the native kernels where there are any, and torch's elsewhere."""
     if choice != "auto":
         return choice
-    has_native = find_nvrtc(_architecture(device)) if _is_gpu(device) else compiled_builds()
-    return "native" if has_native else "torch"
+    if not _is_gpu(device):
+        return "native" if compiled_builds() else "torch"
+    from penstock.kernels import on_a_card
+
+    return "native" if on_a_card.has_kernels(device) else "torch"
 
 
-def _is_gpu(device: torch.device | None) -> bool:
+def _plain(choice: KernelChoice) -> Any:
+    return resolve_name(_PLAIN[choice])
+
+
+def _is_gpu(device: torch.device | None) -> TypeGuard[torch.device]:
     return device is not None and device.type == "cuda"
-
-
-def _architecture(device: torch.device | None) -> int:
-    """The device's compute capability as one number: 61 is 6.1."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -40,11 +40,13 @@ from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
 from penstock.kernels.recurrent.native import NativeRecurrences
 from penstock.kernels.scratch import scratch
-from penstock.kernels.shared.attended import HandedAttention
-from penstock.kernels.shared.handed_product import HandedParts, HandedProduct
 from penstock.kernels.sublayers.native import NativeSublayers
 from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, partial_bytes
 from penstock.kernels.sublayers.protocol import Sublayers
+
+if TYPE_CHECKING:
+    from penstock.kernels.shared.attended import HandedAttention
+    from penstock.kernels.shared.handed_product import HandedParts, HandedProduct
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +94,8 @@ class NativeKernels(NativeRecurrences):
 
     def attended(self, in_ram: RamKV, spec: AttentionSpec) -> HandedAttention:
         """Attention to a layer's keys and values in RAM, for a card to hand over."""
+        from penstock.kernels.shared.attended import HandedAttention  # beside a card alone
+
         return HandedAttention(self._library, in_ram.kv, in_ram.splits, spec)
 
     def set_num_threads(self, num_threads: int) -> int:
@@ -148,12 +152,16 @@ class NativeKernels(NativeRecurrences):
 
     def handed(self, weight: Matrix) -> HandedProduct | None:
         """linear() with this matrix for a thread that knows no Python; None: there is no such call for it."""
+        from penstock.kernels.shared.handed_product import HandedProduct  # beside a card alone
+
         matrix: MatrixRecord | None = getattr(weight, "record", None)
         return None if matrix is None else HandedProduct(self._library, self._activation_bits, matrix, weight)
 
     def handed_parts(self, products: Sequence[tuple[Matrix, Tensor | None, int]]) -> HandedParts | None:
         """linear() with several matrices of one shape, their biases and numbers of rows, which lie one below
         the other, for a thread that knows no Python; None: there is no such call for one of them."""
+        from penstock.kernels.shared.handed_product import HandedParts
+
         return HandedParts.of(self._library, self._activation_bits, products)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:

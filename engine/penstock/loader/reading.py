@@ -13,7 +13,7 @@ from pathlib import Path
 from penstock.config import INT8_ACTIVATIONS_COST, EngineConfig, ResolvedConfig
 from penstock.errors import CapacityError
 from penstock.generation.executor import Executor
-from penstock.kernels import Kernels, attending_in_ram
+from penstock.kernels import Kernels
 from penstock.loader.parts import LoadedModel, Model, PlannedModel, SharedEnds
 from penstock.loader.planning import room_for, uses_of
 from penstock.memory.direct_io import DEFAULT_DEPTH, DirectReader
@@ -113,6 +113,8 @@ def _attending_in_ram(planned: PlannedModel, config: ResolvedConfig) -> PlannedM
     plan without that."""
     if planned.plan.attends_in_ram is None:
         return planned
+    from penstock.kernels.on_a_card import attending_in_ram
+
     kernels = attending_in_ram(planned.kernels, host_kernels(config), planned.lane.handover)
     if kernels is not planned.kernels:
         return planned._replace(kernels=kernels)

@@ -10,7 +10,8 @@ from functools import cached_property
 
 from torch import Tensor
 
-from penstock.kernels import Arriving, GatedExpert, Matrix, PlanesTensor, Router, SplitMatrix
+from penstock.kernels import Arriving, GatedExpert, Matrix, PlanesTensor, Router
+from penstock.kernels.shared.split_matrix import SplitMatrix
 from penstock.weights.adapters.adapted import Adapted
 from penstock.weights.expert_table import ExpertRun
 from penstock.weights.tensors import ModelTensors, UnitLayout

@@ -10,10 +10,10 @@ from unittest.mock import patch
 
 from test_convert import Ids
 
-import penstock.kernels
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.generation.requests.generation_request import SamplingParams
+from penstock.kernels import on_a_card
 from penstock.memory.cuda_lane import CudaLane
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import INLET_BYTES, Home
@@ -45,9 +45,9 @@ def card_with_kernels(
     kernels are not compared with the reference either, which takes seconds here."""
     with (
         pretend(capability, **kwargs) as card,
-        patch.object(penstock.kernels, "find_nvrtc", lambda architecture: True),
-        patch.object(penstock.kernels, "compile_kernels", lambda *_: image),
-        patch.object(penstock.kernels, "check_card", lambda *_: []),
+        patch.object(on_a_card, "find_nvrtc", lambda architecture: True),
+        patch.object(on_a_card, "compile_kernels", lambda *_: image),
+        patch.object(on_a_card, "check_card", lambda *_: []),
         patch.object(CudaLane, "_limits", {}),  # an engine that failed on another card leaves one there
     ):
         try:

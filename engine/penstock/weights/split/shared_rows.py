@@ -8,7 +8,8 @@ from functools import cache
 
 from torch import Tensor
 
-from penstock.kernels import Matrix, PlanesTensor, SplitMatrix
+from penstock.kernels import Matrix, PlanesTensor
+from penstock.kernels.shared.split_matrix import SplitMatrix
 from penstock.memory.planning.product_split import part_rows
 from penstock.spec import UnitKey
 from penstock.weights.layer_weights import LayerWeights

@@ -7,7 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from penstock.config import EngineConfig
-from penstock.kernels import Kernels, SharedKernels, choose_kernels
+from penstock.kernels import Kernels, choose_kernels
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.lane import Lane
 from penstock.memory.planning.experts.expert_lanes import ExpertRates
@@ -48,6 +48,8 @@ class Sharing(NamedTuple):
         if plan.kept_share is None and not plan.shares_experts:
             return cls(tensors, reader, kernels)
         beside = host_kernels(config)
+        from penstock.kernels.shared.shared_kernels import SharedKernels  # beside a card alone
+
         shared = SharedKernels(kernels, beside, lane.handover())
         rates = rates if plan.shares_experts else None
         if plan.kept_share is None:
