@@ -18,8 +18,8 @@ from tiny_tokenizers import (
 )
 
 from penstock.text.chat import render_chat
+from penstock.text.text_process import FOREIGN, OWN
 from penstock.text.tokenizer import Tokenizer
-from penstock.text.traced_text import FOREIGN, OWN
 
 #: Qwen's way to write turns. <note> stands in the template alone: no file calls it special.
 TEMPLATE = """\

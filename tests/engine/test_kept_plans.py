@@ -28,6 +28,7 @@ from penstock.model.footprint import footprint
 from penstock.model.known_shapes import SHAPES, find_shape
 from penstock.model.registry import find_family
 from penstock.spec import ModelFootprint
+from penstock.weights.store import planned_tensors
 
 GIB = 1 << 30
 FILE = Path(__file__).with_name("kept_plans.json")

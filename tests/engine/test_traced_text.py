@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from penstock.text.text_process import Rendering
+from penstock.text.text_process import FOREIGN, OWN, Rendering
 from penstock.text.text_worker import render
-from penstock.text.traced_text import FOREIGN, OWN, Traced, joined, origins_of
+from penstock.text.traced_text import Traced, joined, origins_of
 
 PIECES = [
     "<think>",

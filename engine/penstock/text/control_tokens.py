@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from penstock.errors import InvalidParameter
 from penstock.text.foreign_rules import refused_texts
-from penstock.text.traced_text import FOREIGN
+from penstock.text.text_process import FOREIGN
 
 #: Added tokens of this shape control a model, also where its files don't call them special: Qwen's
 #: <|fim_prefix|>.

@@ -22,7 +22,8 @@ from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_environment
 
-from penstock.text.traced_text import FOREIGN, OWN, Traced, formatted, has_only_own, joined
+from penstock.text.text_process import FOREIGN, OWN
+from penstock.text.traced_text import Traced, formatted, has_only_own, joined
 
 
 class _Code(CodeGenerator):

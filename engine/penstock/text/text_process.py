@@ -31,6 +31,8 @@ _SECONDS_PER_BYTE, _BYTES_PER_BYTE = 2e-6, 24
 _PATIENCE_S = 60.0
 #: The status with which the process ends where a request took more memory than it may.
 OUT_OF_MEMORY = 77
+#: Whose a character of a rendered text is: of a message, or of the template.
+FOREIGN, OWN = 0, 1
 #: How the process ends over a request that takes too much: by its timer, or where memory runs out in Python,
 #: in native code, or on the machine.
 _TOO_MUCH = frozenset(

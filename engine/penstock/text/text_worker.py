@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from penstock.text.template_environment import TemplateEnvironment
-from penstock.text.text_process import OUT_OF_MEMORY, Rendering, Trial
-from penstock.text.traced_text import FOREIGN, OWN, Traced, origins_of
+from penstock.text.text_process import FOREIGN, OUT_OF_MEMORY, OWN, Rendering, Trial
+from penstock.text.traced_text import Traced, origins_of
 
 #: Members of a message with the model's reasoning; a template reads one of them.
 _REASONING = ("reasoning_content", "thinking", "reasoning")

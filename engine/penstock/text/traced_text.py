@@ -14,8 +14,9 @@ from jinja2.environment import Environment
 from jinja2.nodes import EvalContext
 from jinja2.runtime import Undefined
 
-#: The origin of a whole text. A text of several origins has bytes: one of these values for each character.
-FOREIGN, OWN = 0, 1
+from penstock.text.text_process import FOREIGN, OWN
+
+#: The origin of a whole text. A text of several origins has bytes: one of FOREIGN and OWN for each character.
 Origin = int | bytes
 #: Stand for a character of each origin, in place of texts that a format string gets.
 _STAND_INS = {FOREIGN: "\ue000", OWN: "\ue001"}

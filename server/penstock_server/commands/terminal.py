@@ -23,7 +23,7 @@ from penstock_server.commands.talking.conversation import Conversation
 from penstock_server.commands.talking.dialogue import Dialogue
 from penstock_server.commands.talking.lines import messages, typed_text, with_history
 from penstock_server.facade.loading import load_engine
-from penstock_server.prompts.inputs import follow_form
+from penstock_server.prompts.followed_form import follow_form
 from penstock_server.settings.settings import Settings
 
 _SAMPLING_FLAGS = (

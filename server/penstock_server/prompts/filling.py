@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from penstock import BlankText, FormedPrompt
 from penstock_server.facade.model import ServedModel
-from penstock_server.prompts.inputs import Prompt, follow_form, read_bad_words, sampling_params
+from penstock_server.prompts.followed_form import follow_form
+from penstock_server.prompts.inputs import Prompt, read_bad_words, sampling_params
 from penstock_server.prompts.questions import Question
 from penstock_server.protocol.errors import ApiError
 from penstock_server.protocol.fill_bodies import FillRequest

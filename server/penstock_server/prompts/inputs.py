@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock import Blanks, FormedPrompt, Grammar, SamplingParams, render_chat, without_draws
+from penstock import FormedPrompt, Grammar, SamplingParams, render_chat, without_draws
 from penstock.errors import ContextOverflow, InvalidParameter
 from penstock_server.facade.model import ServedModel
 from penstock_server.prompts.system_turns import Probe, write_placed
@@ -160,19 +160,6 @@ def read_form(model: ServedModel, body: CompletionRequest, prompt: str | list[in
             raise ApiError(400, f"suffix: {error}", code="unsupported_parameter", param="suffix") from error
     is_plain = isinstance(prompt, str) and body.add_special_tokens is not False
     return model.forms.complete(prompt) if isinstance(prompt, str) and is_plain else None
-
-
-def follow_form(
-    params: SamplingParams, form: FormedPrompt | None, max_tokens_per_blank: int | None = None
-) -> SamplingParams:
-    """`params` with the demands of a form."""
-    if form is None:
-        return params
-    # The closing token of the only blank is an end token, which is no part of the answer.
-    ends = form.closers if len(form.closers) == 1 else ()
-    blanks = Blanks(form.closers, form.forbidden, max_tokens_per_blank) if form.closers else None
-    stop_token_ids = (*params.stop_token_ids, *form.stop_token_ids, *ends)
-    return replace(params, stop_token_ids=stop_token_ids, blanks=blanks)
 
 
 def refuse_long_text(model: ServedModel, num_chars: int) -> None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, TypedDict
 from penstock import Grammar, SamplingParams
 from penstock.errors import ContextOverflow, InvalidParameter
 from penstock_server.facade.model import ServedModel
+from penstock_server.prompts.followed_form import follow_form
 from penstock_server.prompts.inputs import (
     Prompt,
     choices,
-    follow_form,
     read_bad_words,
     read_conversation,
     read_prompts,
