@@ -1,5 +1,5 @@
 """Python processes that begin with torch, transformers and Penstock imported. They are forks of one process
-that has imported these packages, because the imports take seven seconds of a processor.
+that has imported these packages, because the imports take seconds of a processor.
 
 A user's process imports late what these processes have from the start. So the demo server (conftest.py) and
 those of test_cli.py are ordinary processes.
