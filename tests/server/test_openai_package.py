@@ -178,7 +178,7 @@ async def test_many_clients_that_hang_up_leave_nothing_behind(server: LiveServer
         headers = {"Authorization": "Bearer key"}
         body = {"prompt": "wait", "stream": True}
         async with (
-            httpx2.AsyncClient(base_url=server.url, headers=headers) as client,
+            httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=60) as client,
             client.stream("POST", "/completions", json=body) as answer,
         ):
             await anext(answer.aiter_bytes())
