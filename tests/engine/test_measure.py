@@ -129,10 +129,13 @@ def test_rates_are_those_of_the_kernels_that_the_config_asks_for(
     """Each measured once, and none taken for another's; torch's threads are what they were."""
     asked: list[tuple[str, str, int, int]] = []
 
-    def choose(config: EngineConfig, num_threads: int) -> ReferenceKernels:
-        asked.append((config.kernels, config.activations, num_threads, torch.get_num_threads()))
+    threads: list[int] = []
+
+    def choose(config: EngineConfig) -> ReferenceKernels:
+        asked.append((config.kernels, config.activations, threads[-1], torch.get_num_threads()))
         return Clocked(config.rows_per_token)
 
+    monkeypatch.setattr(measure, "use_processor", lambda config, num_threads: threads.append(num_threads))
     monkeypatch.setattr(measure, "choose_kernels", choose)
     monkeypatch.setattr(measure, "_timed_products", lambda kernels, rows: ((rows, 1.0 + len(asked)),))
     monkeypatch.setattr(measure, "memory_read_gbps", lambda num_threads, readers: 0.5)
