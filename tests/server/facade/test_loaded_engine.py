@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import fields
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_a_snapshot_does_not_change(loaded: LoadedEngine, engine: FakeAsyncEngin
     metrics = engine.model.metrics
     metrics.links = {"disk": Traffic(5, 0.5)}
     before = loaded.snapshot()
-    copy = before.stats.model_copy(deep=True)
+    copy = deepcopy(before.stats)
     metrics.record(StepStats(0.5, 3, 2, 1, 7, 0.25))
     metrics.links["disk"].num_bytes += 1
     assert before.stats == copy
