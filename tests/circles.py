@@ -32,12 +32,12 @@ def covering(cases: Sequence[Mapping[str, object]]) -> list[int]:
 
 
 def _known(value: object) -> object:
-    """What tells values apart. Lists and the like are told apart as objects."""
+    """What tells values apart: False is not 0. Lists and the like are told apart as objects."""
     try:
         hash(value)
     except TypeError:
         return id(value)
-    return value
+    return type(value), value
 
 
 def read_durations() -> dict[str, float]:

@@ -18,3 +18,4 @@ def test_each_value_of_each_parameter_stays() -> None:
 def test_cases_of_one_parameter_all_stay() -> None:
     lists: list[dict[str, object]] = [{"a": []}, {"a": []}, {"a": {"b": 1}}]
     assert covering(lists) == [0, 1, 2] and covering([{}]) == [0]
+    assert covering([{"a": value} for value in (0, False, 0.0, 1, True)]) == [0, 1, 2, 3, 4]
