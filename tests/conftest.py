@@ -30,7 +30,9 @@ IS_FIRST_PROCESS = COMPILED not in os.environ
 if IS_FIRST_PROCESS:
     os.environ[COMPILED] = tempfile.mkdtemp(prefix="penstock-compiled-")
 #: Files whose tests ask real servers. One process takes all of them, so that they share a server.
-ON_SERVERS = ("end_to_end/", "client/test_async_batch.py", "client/test_readme.py", "client/test_real_server.py")
+ON_SERVERS = (
+    "end_to_end/", "client/test_async_batch.py", "client/test_readme.py", "client/test_real_server.py"
+)  # fmt: skip
 
 
 def pytest_unconfigure() -> None:
