@@ -17,6 +17,7 @@ from pretended_card import engines, missing
 from test_convert import Ids
 from tiny_models import VOCAB_SIZE, build
 
+from penstock import goes_with
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError
@@ -51,7 +52,8 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """The device that computes. On the pretended card, everything is given back in the end, and no copy races
     with another."""
     if request.param == "cpu":
-        monkeypatch.delitem(REFUSALS, (Feature.KV_HOST, Feature.NO_GPU))
+        rest = {pair: each for pair, each in REFUSALS.items() if pair != (Feature.KV_HOST, Feature.NO_GPU)}
+        monkeypatch.setattr(goes_with, "REFUSALS", rest)
         yield "cpu"
         return
     with engines.card_with_kernels() as card:

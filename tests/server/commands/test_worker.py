@@ -57,5 +57,5 @@ def test_a_signal_ends_it(
     monkeypatch.setattr(command, "worker_of", fake)
     monkeypatch.setattr(command, "STOP_S", limit_s)
     monkeypatch.setattr(command.os, "_exit", leave)
-    assert command.run_worker(Settings(model="tiny")) == 0
+    assert command.run_worker(Settings(model="tiny", rank=1, leader="tcp://leader:1")) == 0
     assert codes == ([] if code is None else [code])
