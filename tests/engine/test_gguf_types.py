@@ -19,14 +19,19 @@ from units import read_layer
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.errors import CheckpointError, ConfigError, UnsupportedModel
+from penstock.errors import CheckpointError, ConfigError, CorruptFile, UnsupportedModel
 from penstock.kernels import Int4Tensor, QuantizedTensor, StackedMatrix
+from penstock.kernels.cpu import NativeKernels
+from penstock.kernels.cpu_builds import compiled_builds
+from penstock.kernels.int_mm import TorchKernels
+from penstock.kernels.reference import ReferenceKernels
 from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.gguf_files.block_types import BLOCK_TYPES
+from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME
 from penstock.weights.checkpoints.gguf_files.gguf_rows import GgufRows, renamed
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
+from penstock.weights.conversion.convert import convert
 from penstock.weights.quantization_error import quantization_errors
 from penstock.weights.quantize import quantize
 
@@ -34,13 +39,23 @@ gguf = pytest.importorskip("gguf")
 
 #: Types of integers with a scale for 32 of them, which are INT8 as they are.
 INTEGERS = ["Q5_0", "Q8_0"]
-CODES = ["Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
-FLOATS = ["Q5_0", "Q5_1", "Q8_0", "Q5_K", "Q6_K"]
+#: The same with smaller groups, or a product of two integers for 256.
+FINE_INTEGERS = ["Q3_K", "IQ1_M", "IQ2_XS", "IQ2_S", "NVFP4"]
+CODES = [
+    "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4", "IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S", "TQ1_0",
+    "TQ2_0",
+]  # fmt: skip
+FLOATS = ["Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q5_K", "Q6_K"]
+#: What is kept as the file has it.
+KEPT = [*CODES, *INTEGERS, *FINE_INTEGERS]
 #: Where a block has its numbers in float16, and what these are divided by, so that elements are below 1.
 HALVES = {
     "Q4_0": ((0,), 100), "Q4_1": ((0, 2), 100), "Q4_K": ((0, 2), 8000), "IQ4_NL": ((0,), 1000),
     "IQ4_XS": ((0,), 30000), "MXFP4": ((), 1), "Q5_0": ((0,), 200), "Q5_1": ((0, 2), 200),
     "Q8_0": ((0,), 1000), "Q5_K": ((0, 2), 16000), "Q6_K": ((208,), 40000),
+    "Q2_K": ((80, 82), 400), "Q3_K": ((108,), 1000), "IQ1_S": ((0,), 300), "IQ1_M": ((), 1),
+    "IQ2_XXS": ((0,), 1500), "IQ2_XS": ((0,), 1500), "IQ2_S": ((0,), 1500), "IQ3_XXS": ((0,), 4000),
+    "IQ3_S": ((0,), 4000), "TQ1_0": ((52,), 10), "TQ2_0": ((64,), 10), "NVFP4": ((), 1),
 }  # fmt: skip
 
 
@@ -55,6 +70,13 @@ def random_blocks(kind: str, rows: int, width: int, seed: int = 0) -> np.ndarray
         blocks[:, at : at + 2] = numbers.view(np.uint8)
     if kind == "MXFP4":
         blocks[:, 0] = rng.integers(117, 123, len(blocks))
+    if kind == "NVFP4":
+        blocks[:, :4] = rng.integers(0, 24, (len(blocks), 4))
+    if kind == "IQ1_M":  # four bits in each of four words: float16's sign, exponent and mantissa
+        parts = (rng.normal(size=len(blocks)) / 300).astype(np.float16).view(np.uint16)
+        for place in range(4):
+            at = 49 + 2 * place
+            blocks[:, at] = (blocks[:, at] & 15) | ((parts >> 4 * place & 15) << 4).astype(np.uint8)
     return blocks.reshape(rows, -1)
 
 
@@ -102,18 +124,15 @@ def put_back(parameter: str, weight: Tensor, config: Any) -> Tensor:
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape)
 
 
-@pytest.mark.parametrize("kind", CODES + FLOATS)
+@pytest.mark.parametrize("kind", dict.fromkeys(KEPT + FLOATS))
 def test_each_type(kind: str, tmp_path: Path) -> None:
     """One row and several; the fewest blocks in a row."""
     width = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
     for rows, blocks in ((1, 1), (7, 3)):
         stored = random_blocks(kind, rows, blocks * width, rows)
-        entry_type = next(block for block in BLOCK_TYPES.values() if block.name == kind)
-        path = tmp_path / f"{rows}"
-        path.write_bytes(stored.tobytes())
-        entry = TensorEntry("x", path, 0, kind, (rows, blocks * width), stored.nbytes)
-        with Checkpoint(tmp_path, {}, {"x": renamed("x", GgufRows(entry))}) as checkpoint:
-            assert (checkpoint.entry("x").int4 is None) == (entry_type.form is None)
+        entry = written(kind, stored, tmp_path / f"{rows}")
+        with Checkpoint(tmp_path, {}, {"x": entry}) as checkpoint:
+            assert (entry.int4 is None) == (BY_NAME[kind].form is None)
             found = [checkpoint.read_rows("x", at, min(at + 2, rows)) for at in range(0, rows, 2)]
             assert torch.equal(torch.cat(found), decoded(kind, stored))
 
@@ -130,6 +149,18 @@ MIXTURES = {
     },
     "Q4_0": {"token_embd": "Q4_0", "output": "Q6_K", "": "Q4_0"},
     "IQ4_XS": {"token_embd": "Q8_0", "attn_q": "IQ4_NL", "output": "Q5_1", "": "IQ4_XS"},
+    "Q2_K": {"token_embd": "Q2_K", "attn_v": "Q4_K", "attn_k": "Q3_K", "output": "Q6_K", "": "Q2_K"},
+    "Q3_K_M": {"token_embd": "Q3_K", "attn_v": "Q5_K", "ffn_down": "Q4_K", "output": "IQ4_XS", "": "Q3_K"},
+    "IQ1": {"token_embd": "IQ1_M", "attn_v": "IQ2_XXS", "attn_k": "Q2_K", "output": "Q5_K", "": "IQ1_S"},
+    "IQ2_M": {"token_embd": "IQ3_S", "attn_q": "IQ2_XXS", "ffn_up": "IQ2_S", "output": "IQ1_S", "": "IQ2_XS"},
+    "IQ3": {
+        "token_embd": "IQ2_S",
+        "attn_v": "IQ3_S",
+        "ffn_gate": "IQ1_M",
+        "output": "IQ3_XXS",
+        "": "IQ3_XXS",
+    },
+    "ternary": {"token_embd": "TQ2_0", "attn_v": "NVFP4", "ffn_up": "TQ2_0", "output": "NVFP4", "": "TQ1_0"},
     "MXFP4": {"token_embd": "F16", "attn_output": "Q4_1", "output": "Q8_0", "": "MXFP4"},
 }
 
@@ -149,7 +180,7 @@ def as_computed(model: Any, kinds: dict[str, str]) -> None:
     for parameter, weight in model.named_parameters():
         if weight.dim() == 2:
             kind = kind_of(names.get_name(parameter, (".weight", ".bias")), kinds)
-            if kind not in CODES + INTEGERS:
+            if kind not in KEPT:
                 weight.data = quantize(weight.data, 32 if kind in FLOATS else 0).dequantize()
 
 
@@ -256,14 +287,121 @@ def test_other_families_and_tied_heads(family: str, tmp_path: Path) -> None:
         torch.testing.assert_close(logits, model(ids).logits, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "IQ1_S", "IQ2_XXS", "IQ3_S", "TQ1_0", "NVFP4"])
-def test_types_with_fewer_bits_are_named(kind: str, tmp_path: Path) -> None:
+def written(kind: str, stored: np.ndarray[Any, Any], path: Path) -> TensorEntry:
+    """A tensor whose blocks are a file's whole content."""
+    block = BY_NAME[kind]
+    path.write_bytes(stored.tobytes())
+    width = stored.shape[1] // block.num_bytes * block.num_inputs
+    entry = TensorEntry("x", path, 0, kind, (stored.shape[0], width), stored.nbytes)
+    return renamed("x", GgufRows(entry))
+
+
+def operand(entry: TensorEntry) -> Int4Tensor | QuantizedTensor:
+    """The matrix as kernels get it."""
+    with Checkpoint(entry.file, {}, {"x": entry}) as checkpoint:
+        if entry.int4 is not None:
+            form = entry.int4.form
+            arrays = entry.int4.read(checkpoint, 0, entry.shape[0])
+            arrays = {name: array.contiguous() for name, array in arrays.items()}
+            return Int4Tensor(group_size=form.group_size, codebook=form.codebook, **arrays)
+        assert entry.int8 is not None
+        integers, scales = entry.int8.read(checkpoint, 0, entry.shape[0])
+        return QuantizedTensor(integers.contiguous(), scales.float().contiguous())
+
+
+def test_types_that_the_package_does_not_decode(tmp_path: Path) -> None:
+    """One bit: set is 1, clear -1. Two bits: minus 1."""
+    rng = np.random.default_rng(3)
+    for kind, width in (("Q1_0", 128), ("Q2_0", 64)):
+        stored = rng.integers(0, 256, (5, 2 * 18), dtype=np.uint8)
+        stored[:, [1, 19]] &= 0xBF  # neither NaN nor infinite
+        rows = []
+        for row in stored.reshape(5, 2, 18):
+            for block in row:
+                scale, bits = (
+                    float(block[:2].view(np.float16)[0]),
+                    np.unpackbits(block[2:], bitorder="little"),
+                )
+                whole = 2.0 * bits - 1 if kind == "Q1_0" else bits[::2] + 2.0 * bits[1::2] - 1
+                rows.append(whole * scale)
+        expected = torch.tensor(np.array(rows)).view(5, 2 * width).float()
+        assert torch.equal(operand(written(kind, stored, tmp_path / kind)).dequantize(), expected)
+
+
+@pytest.mark.parametrize("kind", [*CODES[6:], *FINE_INTEGERS])
+def test_products_are_within_the_arithmetic_rule(kind: str, tmp_path: Path) -> None:
+    """Every build and torch against float64: activations round to half of max|x| / 32512."""
+    stored = random_blocks(kind, 37, 768)
+    matrix, exact = operand(written(kind, stored, tmp_path / "x")), decoded(kind, stored).double()
+    assert torch.equal(matrix.dequantize().double(), exact)
+    kernels = [NativeKernels(build=build) for build in compiled_builds()]
+    for tokens in (1, 2, 5, 17, 70):
+        x = torch.randn(tokens, 768, generator=torch.Generator().manual_seed(tokens))
+        found = [each.linear(x, matrix) for each in (ReferenceKernels(), TorchKernels(), *kernels)]
+        assert all(torch.equal(found[0], each) for each in found[1:])
+        step = x.abs().amax(1, keepdim=True).double() / 32512
+        allowed = 0.5 * step * exact.abs().sum(1) + 1e-6 * (x.double().abs() @ exact.abs().t())
+        assert bool(((found[0].double() - x.double() @ exact.t()).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_extreme_scales_and_damaged_ones(kind: str, tmp_path: Path) -> None:
+    """Zeros, subnormal and largest numbers are exact; NaN and infinity are refused."""
+    places, _ = HALVES[kind]
+    for number in (0.0, -0.0, 6e-8, -6e-8, 65504.0, -65504.0, float("inf"), float("nan")):
+        stored = random_blocks(kind, 3, 256)
+        if kind == "IQ1_M":
+            bits = int(np.float16(number).view(np.uint16))
+            stored[:, 49:56:2] = (stored[:, 49:56:2] & 15) | np.array(
+                [(bits >> 4 * i & 15) << 4 for i in range(4)]
+            )
+        for at in places[:1]:
+            stored[:, at : at + 2] = np.array([number], np.float16).view(np.uint8)
+        entry = written(kind, stored, tmp_path / "x")
+        if np.isfinite(number) or not (places or kind == "IQ1_M"):
+            assert torch.equal(operand(entry).dequantize(), decoded(kind, stored))
+        else:
+            with pytest.raises(CorruptFile, match=rf"x \({kind}\) has a scale that is NaN or infinite"):
+                operand(entry)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
+def test_blocks_of_any_bits_are_read_or_refused(count: int, tmp_path: Path) -> None:
+    """As the package decodes them, where all numbers are finite."""
+    rng = np.random.default_rng(count)
+    for kind in KEPT:
+        block = BY_NAME[kind]
+        stored = rng.integers(0, 256, (count, block.num_bytes), dtype=np.uint8)
+        with np.errstate(all="ignore"):
+            expected = decoded(kind, stored)
+        for row in range(count):
+            entry = written(kind, stored[row : row + 1], tmp_path / "x")
+            try:
+                found = operand(entry).dequantize()
+            except CorruptFile:
+                assert not bool(torch.isfinite(expected[row]).all()) or kind == "MXFP4"
+                continue
+            assert torch.equal(found, expected[row : row + 1])
+
+
+@pytest.mark.parametrize("mixture", ["IQ1", "IQ2_M", "IQ3", "ternary", "NVFP4"])
+def test_conversion_keeps_codes(mixture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables and groups of 16 come back from a Penstock folder. The file has no tokenizer."""
+    MIXTURES.setdefault("NVFP4", {"": "NVFP4"})
+    monkeypatch.setattr("penstock.weights.conversion.convert.read_companions", lambda *args: {})
+    make(mixture, tmp_path)
+    convert(open_model(tmp_path / "model.gguf").store, tmp_path / "converted")
+    before, after = open_model(tmp_path / "model.gguf").store, open_model(tmp_path / "converted").store
+    for name in ("qkv", "gate_up", "down"):
+        mine, theirs = (read_layer(store, 1).matrix(name) for store in (after, before))
+        assert torch.equal(mine.dequantize(), theirs.dequantize())
+
+
+def test_unknown_types_are_named(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
-    dtype = gguf.GGMLQuantizationType[kind]
-    num_bytes = gguf.GGML_QUANT_SIZES[dtype][1]
-    writer.add_tensor("blk.0.ffn_up.weight", np.zeros((4, num_bytes), np.uint8), raw_dtype=dtype)
+    writer.add_tensor("blk.0.ffn_up.weight", np.zeros((4, 8), np.int16))
     finish(writer)
-    with pytest.raises(UnsupportedModel, match=f"blk.0.ffn_up.weight as {kind}; .*Q4_0, .*F16"):
+    with pytest.raises(UnsupportedModel, match="blk.0.ffn_up.weight as I16; .*Q4_0, .*F16"):
         open_model(tmp_path / "model.gguf")
 
 

@@ -15,11 +15,16 @@ from penstock.kernels.operands import MAX_IN_FEATURES, Matrix
 
 #: The integer that each code stands for. "signed" is the usual offset code of symmetric formats. "unsigned"
 #: belongs to formats with minima. "mxfp4" is twice E2M1 (OCP Microscaling Formats 1.0), whose scale is halved
-#: therefore; "iq4_nl" is llama.cpp's table of unevenly spaced integers.
+#: therefore; "iq4_nl" is llama.cpp's table of unevenly spaced integers. Those of its grids have
+#: magnitudes first, then the same with a minus; "iq1" is 8 times -1, 0 and 1, plus 1, then minus 1.
 CODEBOOKS: dict[str, tuple[int, ...]] = {
     "signed": tuple(range(-8, 8)),
     "unsigned": tuple(range(16)),
     "mxfp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+    "iq1": (-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7, 0, 0, 0, 0, 0),
+    "iq2": (8, 25, 43, 0, 0, 0, 0, 0, -8, -25, -43, 0, 0, 0, 0, 0),
+    "iq3_xxs": (4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62),
+    "iq3_s": (1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15),
     "iq4_nl": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
 }
 #: The same as bytes, for compiled kernels.

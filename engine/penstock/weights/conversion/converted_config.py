@@ -159,7 +159,7 @@ def codes_config(tensors: ModelTensors) -> dict[str, Any]:
         "group_size": max(kind.group_size for kind in kinds if isinstance(kind, Int4)),
         "int8_group_sizes": sorted({kind.group_size for kind in kinds if isinstance(kind, Int8)}),
         "arrays": "the fields of a matrix of 4-bit codes, each as NAME_field; NAME_packed has the codes, "
-        "NAME_mxfp4 and NAME_iq4_nl codes that stand for numbers of a table; eight codes in a word",
+        "NAME_mxfp4, NAME_iq4_nl and others codes that stand for numbers of a table; eight codes in a word",
     }
 
 

@@ -8,11 +8,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from penstock.weights.checkpoints.gguf_files import coded_blocks, float_blocks, integer_blocks
+from penstock.weights.checkpoints.gguf_files import (
+    coded_blocks,
+    float_blocks,
+    grid_blocks,
+    integer_blocks,
+    ternary_blocks,
+)
 from penstock.weights.checkpoints.int4_form import Int4Form
 
-#: Inputs that share a scale in blocks that are INT8, and should share one where a block becomes INT8. Blocks
-#: of Q6_K have 16 with a scale.
+#: Inputs that share a scale in most blocks that are INT8, and should share one where a block becomes INT8.
+#: Blocks of Q2_K and Q6_K have 16 with a scale.
 GROUP = 32
 
 
@@ -24,14 +30,25 @@ class BlockType:
     #: Inputs of a block.
     num_inputs: int
     num_bytes: int
-    #: Makes float32 [num_blocks, num_inputs]; None for types that are 4-bit codes.
+    #: Makes float32 [num_blocks, num_inputs], where a type is neither 4-bit codes nor INT8.
     floats: Callable[[Tensor], Tensor] | None = None
-    #: Makes integers (int8 [num_blocks, GROUP]) and scales [num_blocks, 1]; None where a block has minima, or
-    #: smaller groups.
+    #: Makes integers (int8 [num_blocks, num_inputs]) and scales [num_blocks, groups of a block]; None where a
+    #: block has minima, and for Q6_K.
     integers: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     #: Makes the arrays of Int4Tensor, each [num_blocks, its elements of a block].
     arrays: Callable[[Tensor], dict[str, Tensor]] | None = None
     form: Int4Form | None = None
+    #: Inputs that share a scale where the type is INT8, or becomes so.
+    group_size: int = GROUP
+
+    def decode(self, blocks: Tensor) -> Tensor:
+        """Blocks of a type that is no 4-bit codes as float32 [num_blocks, num_inputs]."""
+        if self.floats is not None:
+            return self.floats(blocks)
+        assert self.integers is not None
+        integers, scales = self.integers(blocks)
+        grouped = integers.view(*scales.shape, -1).float() * scales.float()[..., None]
+        return grouped.flatten(1)
 
 
 #: For each 32 inputs a scale in float16, with or without a minimum.
@@ -40,25 +57,41 @@ _WITH_MINIMA = Int4Form(32, "F16", minima="numbers", codebook="unsigned")
 #: For each 256 inputs a scale in float16, and for each 32 an integer that multiplies the scale.
 _K = Int4Form(32, "F16", block_groups=8, minima="numbers", codebook="unsigned")
 _XS = Int4Form(32, "F16", block_groups=8, codebook="iq4_nl")
+#: The same where the block's scale is a part of the file's.
+_IQ1 = Int4Form(32, "F32", block_groups=8, codebook="iq1")
+_IQ2 = Int4Form(32, "F32", block_groups=8, codebook="iq2")
+_IQ3 = Int4Form(32, "F32", block_groups=8, codebook="iq3_xxs")
+#: Blocks of one scale.
+_ONE = Int4Form(ternary_blocks.GROUP_OF_256, "F16")
 
 #: By the number in the file.
 BLOCK_TYPES = {
     2: BlockType("Q4_0", 32, 18, arrays=coded_blocks.q4_0, form=_PLAIN),
     3: BlockType("Q4_1", 32, 20, arrays=coded_blocks.q4_1, form=_WITH_MINIMA),
-    6: BlockType("Q5_0", 32, 22, float_blocks.q5_0, integer_blocks.q5_0),
+    6: BlockType("Q5_0", 32, 22, integers=integer_blocks.q5_0),
     7: BlockType("Q5_1", 32, 24, float_blocks.q5_1),
-    8: BlockType("Q8_0", 32, 34, float_blocks.q8_0, integer_blocks.q8_0),
+    8: BlockType("Q8_0", 32, 34, integers=integer_blocks.q8_0),
+    10: BlockType("Q2_K", 256, 84, float_blocks.q2_k),
+    11: BlockType("Q3_K", 256, 110, integers=integer_blocks.q3_k, group_size=ternary_blocks.GROUP_OF_256),
     12: BlockType("Q4_K", 256, 144, arrays=coded_blocks.q4_k, form=_K),
     13: BlockType("Q5_K", 256, 176, float_blocks.q5_k),
     14: BlockType("Q6_K", 256, 210, float_blocks.q6_k),
+    16: BlockType("IQ2_XXS", 256, 66, arrays=grid_blocks.iq2_xxs, form=_IQ2),
+    17: BlockType("IQ2_XS", 256, 74, integers=grid_blocks.iq2_xs, group_size=16),
+    18: BlockType("IQ3_XXS", 256, 98, arrays=grid_blocks.iq3_xxs, form=_IQ3),
+    19: BlockType("IQ1_S", 256, 50, arrays=grid_blocks.iq1_s, form=_IQ1),
     20: BlockType("IQ4_NL", 32, 18, arrays=coded_blocks.q4_0, form=Int4Form(32, "F16", codebook="iq4_nl")),
+    21: BlockType("IQ3_S", 256, 110, arrays=grid_blocks.iq3_s, form=Int4Form(32, "F16", 8, codebook="iq3_s")),
+    22: BlockType("IQ2_S", 256, 82, integers=grid_blocks.iq2_s, group_size=16),
     23: BlockType("IQ4_XS", 256, 136, arrays=coded_blocks.iq4_xs, form=_XS),
+    29: BlockType("IQ1_M", 256, 56, integers=grid_blocks.iq1_m, group_size=16),
+    34: BlockType("TQ1_0", 256, 54, arrays=ternary_blocks.tq1_0, form=_ONE),
+    35: BlockType("TQ2_0", 256, 66, arrays=ternary_blocks.tq2_0, form=_ONE),
     39: BlockType("MXFP4", 32, 17, arrays=coded_blocks.mxfp4, form=Int4Form(32, "BF16", codebook="mxfp4")),
+    40: BlockType("NVFP4", 64, 36, integers=integer_blocks.nvfp4, group_size=16),
+    41: BlockType("Q1_0", 128, 18, arrays=ternary_blocks.q1_0, form=Int4Form(128, "F16")),
+    42: BlockType("Q2_0", 64, 18, arrays=ternary_blocks.q2_0, form=Int4Form(64, "F16")),
 }
 BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values()}
-#: Types with too few bits for codes of 4, and types that are not in files.
-OTHER_TYPES = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
-    35: "TQ2_0", 40: "NVFP4", 41: "Q1_0",
-}  # fmt: skip
+#: Types that are not in files of models, or not of weights.
+OTHER_TYPES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from penstock.errors import CorruptFile
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, GROUP, BlockType
+from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, BlockType
 from penstock.weights.checkpoints.int4_form import Int4Form
 from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
@@ -64,8 +65,7 @@ class GgufRows:
     def _rows(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
         shape = (stop - start, *self.stored.shape[1:])
         if kind := BY_NAME.get(self.stored.dtype):
-            assert kind.floats is not None
-            rows = kind.floats(_blocks(checkpoint, self.stored, kind, start, stop)).view(shape)
+            rows = kind.decode(_blocks(checkpoint, self.stored, kind, start, stop)).view(shape)
         else:
             row_bytes = self.stored.num_bytes // self.stored.shape[0]
             stored = checkpoint.read_stored(self.stored, start * row_bytes, stop * row_bytes)
@@ -88,12 +88,13 @@ class GgufCodes:
     def _rows(self, checkpoint: Checkpoint, start: int, stop: int) -> dict[str, Tensor]:
         assert self.kind.arrays is not None
         arrays = self.kind.arrays(_blocks(checkpoint, self.stored, self.kind, start, stop))
+        _check_finite(self.stored, arrays["scale"], arrays.get("minimum"))
         return {name: array.reshape(stop - start, -1) for name, array in arrays.items()}
 
 
 @dataclass(frozen=True)
 class GgufIntegers:
-    """A matrix of blocks that are integers of at most 8 bits, each block with a scale."""
+    """A matrix of blocks that are integers of at most 8 bits, with a scale for each group."""
 
     stored: TensorEntry
     kind: BlockType
@@ -101,7 +102,7 @@ class GgufIntegers:
 
     @property
     def group_size(self) -> int:
-        return self.kind.num_inputs
+        return self.kind.group_size
 
     def read(self, checkpoint: Checkpoint, start: int, stop: int) -> tuple[Tensor, Tensor]:
         arrays = self.order.read(lambda *rows: self._rows(checkpoint, *rows), start, stop)
@@ -110,7 +111,17 @@ class GgufIntegers:
     def _rows(self, checkpoint: Checkpoint, start: int, stop: int) -> dict[str, Tensor]:
         assert self.kind.integers is not None
         integers, scales = self.kind.integers(_blocks(checkpoint, self.stored, self.kind, start, stop))
-        return {"integers": integers.reshape(stop - start, -1), "scales": scales.view(stop - start, -1)}
+        _check_finite(self.stored, scales)
+        return {"integers": integers.reshape(stop - start, -1), "scales": scales.reshape(stop - start, -1)}
+
+
+def _check_finite(stored: TensorEntry, *scales: Tensor | None) -> None:
+    """Raises CorruptFile."""
+    if not all(bool(torch.isfinite(each).all()) for each in scales if each is not None):
+        raise CorruptFile(
+            f"{stored.file}: tensor {stored.name} ({stored.dtype}) has a scale that is NaN or infinite; "
+            "download the file again"
+        )
 
 
 def _blocks(checkpoint: Checkpoint, stored: TensorEntry, kind: BlockType, start: int, stop: int) -> Tensor:
@@ -137,7 +148,7 @@ def renamed(name: str, rows: GgufRows) -> TensorEntry:
         stored.num_bytes,
         None if rows.is_plain else rows.read,
         int8=GgufIntegers(stored, kind, rows.order) if kind is not None and keeps_integers else None,
-        group_size=GROUP if kind is not None else 0,
+        group_size=kind.group_size if kind is not None else 0,
     )
 
 

@@ -24,7 +24,7 @@ from penstock.weights.checkpoints.tensor_entry import ARRAY_DTYPES, TensorEntry
 
 #: What follows a matrix's name in the names of its codes, by the table; other tables have PLAIN.
 PLAIN = "_packed"
-TABLES = {"mxfp4": "_mxfp4", "iq4_nl": "_iq4_nl"}
+TABLES = {name: f"_{name}" for name in ("mxfp4", "iq1", "iq2", "iq3_xxs", "iq3_s", "iq4_nl")}
 #: Other arrays: the field of Int4Tensor by the ending.
 FIELDS = {
     "_scale": "scale",
