@@ -7,6 +7,7 @@ reading a layer takes its own bytes and a few megabytes. Only matrices that the 
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Any
 
@@ -103,6 +104,16 @@ class WeightStore:
             tensor.is_matrix and tensor.format.holds(self.source.entry(part))
             for part, tensor in self.tensors.by_part.items()
         )
+
+    @property
+    def kept_share(self) -> float:
+        """The share of the matrices' elements that stay as the checkpoint has them, without loss."""
+        elements = {True: 0, False: 0}
+        for part, tensor in self.tensors.by_part.items():
+            if tensor.is_matrix:
+                entry = self.source.entry(part)
+                elements[tensor.format.holds(entry)] += math.prod(entry.shape)
+        return elements[True] / max(1, sum(elements.values()))
 
     def contiguous_unit(self, key: UnitKey) -> FileRange | None:
         """contiguous() for a unit."""

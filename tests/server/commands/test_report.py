@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy
 import pytest
 from safetensors.numpy import load_file
-from test_gguf_types import make
+from test_gguf_types import MIXTURES, make
 
 from penstock.config import EngineConfig
 from penstock.model.registry import open_model, read_spec
@@ -65,3 +66,21 @@ def test_a_file_with_several_types(tmp_path: Path, capsys: pytest.CaptureFixture
     assert sum(size.layer_bytes) == store.tensors.layer_bytes
     plain = read_spec(store.checkpoint.config)
     assert sum(size.layer_bytes) < 0.75 * plain[0].model_tensors(plain[1]).layer_bytes
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "IQ3"])
+def test_a_plan_tells_bits_and_loss_of_a_file(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is lost; or the share of the types that are kept, beside one that is rounded."""
+    monkeypatch.setitem(MIXTURES, "Q8_0", {"": "Q8_0"})
+    make(kind, tmp_path)
+    store = open_model(tmp_path / "model.gguf").store
+    assert cli.main(["plan", str(tmp_path / "model.gguf")]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("weights: "))
+    assert line.endswith("kept without loss") and store.kept_share == 1
+    bits = float(line.partition("in memory ")[2].partition(" ")[0])
+    assert abs(bits - 8 * store.facts.num_bytes / store.facts.num_parameters) < 0.06
+    make("Q2_K", tmp_path)
+    assert cli.main(["plan", str(tmp_path / "model.gguf")]) == 0
+    assert re.search(r"; \d\d?% kept without loss, the others rounded", capsys.readouterr().out)

@@ -27,7 +27,7 @@ from penstock.spec import ModelFootprint
 from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock.weights.checkpoints.formats import read_config
 from penstock_server.commands.planning.drafted_pair import check_pair
-from penstock_server.commands.planning.footprints import footprint_at, footprint_of
+from penstock_server.commands.planning.footprints import described_at, footprint_of
 from penstock_server.commands.planning.other_machine import OtherMachine
 from penstock_server.commands.planning.planned_draft import (
     PlannedDraft,
@@ -63,11 +63,14 @@ def run_plan(
     CapacityError says the least memory that would work."""
     config = with_adapter_bytes(engine_config(settings))
     folder = None if shape else find_config_folder(settings)
-    size = footprint_at(folder, config) if folder else footprint_of(find_shape(shape or ""), config)
+    size, notes = (
+        described_at(folder, config) if folder else (footprint_of(find_shape(shape or ""), config), [])
+    )
     config = pooled_config(folder, config) if folder else config
     check_context(config, size.max_position_embeddings)
     check_pair(folder, shape, config, settings.offline)
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
+    assumptions += notes
     if folder and size.experts.count:
         size, notes = with_kept_uses(size, settings.cache_dir, folder)
         assumptions += notes
