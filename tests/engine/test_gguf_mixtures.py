@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_formats_in import assert_computes
 from test_gguf import TOKENS, finish, numbers
-from test_gguf_types import CODES, INTEGERS, decoded, random_blocks
+from test_gguf_types import KEPT, decoded, random_blocks
 from test_mixtures import expert_bytes
 from tiny_models import build
 from torch import Tensor
@@ -32,6 +32,8 @@ WIDE: dict[str, Any] = {
 }  # fmt: skip
 #: Types of blocks as `llama-quantize` chooses them for Q4_K_M, and for gpt-oss; "" is the type of all others.
 Q4_K_M = {"attn_v": "Q8_0", "ffn_down_exps": "Q6_K", "output": "Q6_K", "ffn_down_shexp": "Q5_0", "": "Q4_K"}
+#: As files for little memory mix them: experts with the fewest bits, groups of 16 beside others.
+UD_Q2_K_XL = {"ffn_gate_exps": "IQ2_XS", "ffn_up_exps": "IQ2_XXS", "ffn_down_exps": "IQ3_S", "": "Q3_K"}
 MXFP4 = {"ffn_gate_exps": "MXFP4", "ffn_up_exps": "MXFP4", "ffn_down_exps": "MXFP4", "": "Q8_0"}
 
 
@@ -93,7 +95,7 @@ def rounded(stored: str, name: str, value: Tensor, config: Any, kinds: dict[str,
     kind = kinds.get(word, kinds[""])
     blocks = random_blocks(kind, shape[:-1].numel(), shape[-1], seed)
     weight = decoded(kind, blocks)
-    if kind not in CODES + INTEGERS:
+    if kind not in KEPT:
         weight = quantize(weight, 32).dequantize()
     weight = weight.view(shape)
     if config.model_type == "mixtral" and name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -110,7 +112,8 @@ def make(name: str, folder: Path, kinds: dict[str, str], **changes: Any) -> Any:
 
 
 KINDS = [("Qwen3-MoE", Q4_K_M), ("Qwen2-MoE", Q4_K_M), ("Mixtral", Q4_K_M), ("OLMoE", Q4_K_M),
-         ("gpt-oss", MXFP4), ("gpt-oss", {"": "Q8_0"})]  # fmt: skip
+         ("gpt-oss", MXFP4), ("gpt-oss", {"": "Q8_0"}), ("Qwen3-MoE", UD_Q2_K_XL),
+         ("gpt-oss", {"": "IQ2_S", "ffn_down_exps": "TQ1_0"})]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "kinds"), KINDS)

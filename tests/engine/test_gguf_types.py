@@ -397,6 +397,24 @@ def test_conversion_keeps_codes(mixture: str, tmp_path: Path, monkeypatch: pytes
         assert torch.equal(mine.dequantize(), theirs.dequantize())
 
 
+def test_scales_beside_blocks_are_refused(tmp_path: Path) -> None:
+    """A number that multiplies a whole tensor of NVFP4."""
+    MIXTURES.setdefault("NVFP4", {"": "NVFP4"})
+    make("NVFP4", tmp_path)
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "scaled.gguf", "llama")
+    for field in reader.fields.values():
+        if field.name.startswith("llama."):
+            add = writer.add_float32 if isinstance(field.contents(), float) else writer.add_uint32
+            add(field.name, field.contents())
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.add_tensor("blk.0.ffn_up.scale", np.ones(1, np.float32))
+    finish(writer)
+    with pytest.raises(UnsupportedModel, match="blk.0.ffn_up.scale, a scale beside"):
+        open_model(tmp_path / "scaled.gguf")
+
+
 def test_unknown_types_are_named(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_tensor("blk.0.ffn_up.weight", np.zeros((4, 8), np.int16))

@@ -156,7 +156,9 @@ def by_turns(name: str, first: TensorEntry, second: TensorEntry) -> TensorEntry:
         return _turns(start, stop, *(_some(checkpoint, each, start, stop) for each in pair))
 
     integers = [each.int8 for each in pair]
-    both = integers[0] and integers[1] and TurnsOfIntegers(integers[0], integers[1])
+    both = None
+    if integers[0] and integers[1] and integers[0].group_size == integers[1].group_size:
+        both = TurnsOfIntegers(integers[0], integers[1])
     return replace(pair[0], name=name, shape=shape, num_bytes=num_bytes, decode=decode, int4=None, int8=both)
 
 

@@ -108,6 +108,11 @@ def _entries(numbers: Numbers) -> Iterator[TensorEntry]:
         if mixture and match and mixture.knows(match[2]):
             yield from mixture.entries(numbers, stored, (match[1], match[2], match[3]))
             continue
+        if stored.name.endswith(".scale"):  # without it answers would be wrong
+            raise UnsupportedModel(
+                f"{numbers.path} has {stored.name}, a scale beside the blocks as NVFP4 may have it, by "
+                "which Penstock does not multiply. Use a file with other types, or the original repository"
+            )
         if match is None or match[2] not in names:
             yield stored  # the store does not know the name either, and says so
             continue
