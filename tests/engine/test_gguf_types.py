@@ -415,14 +415,6 @@ def test_scales_beside_blocks_are_refused(tmp_path: Path) -> None:
         open_model(tmp_path / "scaled.gguf")
 
 
-def test_unknown_types_are_named(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
-    writer.add_tensor("blk.0.ffn_up.weight", np.zeros((4, 8), np.int16))
-    finish(writer)
-    with pytest.raises(UnsupportedModel, match="blk.0.ffn_up.weight as I16; .*Q4_0, .*F16"):
-        open_model(tmp_path / "model.gguf")
-
-
 def test_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
     """Some bytes of the header changed: no other error than ours, whatever is read then."""
     make("Q4_K_M", tmp_path, num_hidden_layers=1)
