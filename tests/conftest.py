@@ -21,7 +21,7 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="penstock-tests-")
 import pytest
 import torch
 
-from circles import covering, read_durations, write_durations
+from circles import Durations, covering, read_durations, write_durations
 from end_to_end.server_process import ServerProcess
 
 #: The folder of compiled.py. The processes of pytest-xdist get the variable from the first process.
@@ -64,38 +64,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: runs with --all only")
+    config.addinivalue_line("markers", "inner: runs always, though it takes long")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    durations = read_durations()
     # Who names files gets all of their tests.
     if not config.getoption("all") and config.args_source is not pytest.Config.ArgsSource.ARGS:
-        kept = set(_inner_circle(items))
+        kept = set(_inner_circle(items, durations))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
     seconds = Counter[str]()
-    for file, each in read_durations().items():
+    for file, each in durations.files.items():
         seconds[_unit(file)] += each
     # What takes longest comes first, so that both processes end at the same time. The rest comes by name.
     items.sort(key=lambda item: -seconds[_unit(item.nodeid.partition("::")[0])])
 
 
-def _inner_circle(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    functions = defaultdict[str, list[pytest.Function]](list)
+def _inner_circle(items: list[pytest.Item], durations: Durations) -> Iterator[pytest.Item]:
+    functions = defaultdict[str, list[pytest.Item]](list)
     for item in items:
-        if item.get_closest_marker("slow"):
-            continue
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        if not item.get_closest_marker("slow"):
             functions[item.nodeid.partition("[")[0]].append(item)
-        else:
-            yield item
     for cases in functions.values():
-        yield from (cases[index] for index in covering([case.callspec.params for case in cases]))
+        if isinstance(first := cases[0], pytest.Function) and hasattr(first, "callspec"):
+            chosen = [cases[index] for index in covering([case.callspec.params for case in cases])]  # type: ignore[attr-defined]
+        else:
+            chosen = cases
+        quick = [case for case in chosen if not durations.is_long(case.nodeid)]
+        if not quick and first.get_closest_marker("inner"):
+            quick = [min(chosen, key=lambda case: durations.tests[case.nodeid])]
+        yield from quick
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if config.getoption("record_durations"):
         reports = [each for kind in ("passed", "failed", "") for each in terminalreporter.stats.get(kind, ())]
-        write_durations((each.nodeid, each.duration) for each in reports)
+        write_durations((each.nodeid, each.when, each.duration) for each in reports)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -187,6 +187,7 @@ def test_the_engine_knows_no_feature_by_name() -> None:
 MOST_LARGE_CLASSES = 19
 
 
+@pytest.mark.inner
 def test_large_classes_are_few() -> None:
     """A method is a function of a class that is called by its name: no property, and none of Python's own
     (with two underscores in front)."""
@@ -205,6 +206,7 @@ def test_large_classes_are_few() -> None:
     assert len(large) <= MOST_LARGE_CLASSES, large
 
 
+@pytest.mark.inner
 def test_nothing_imports_the_cpm_line() -> None:
     """Tables name its modules, which are imported when a model of the line is opened."""
     own = ROOT / "engine" / "penstock" / "cpm"

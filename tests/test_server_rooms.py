@@ -96,6 +96,7 @@ def test_commands_ask_an_engine_for_its_outside(path: Path) -> None:
     assert found <= ASKED
 
 
+@pytest.mark.inner
 def test_the_engine_is_asked_in_one_place() -> None:
     """AsyncEngine.submit() by the facade, and that by what runs answers; a request is made once."""
 

@@ -22,6 +22,7 @@ WIDTHS = (390, 768, 1280, 1920)
 # -- the real server ----------------------------------------------------------------------------------
 
 
+@pytest.mark.inner
 def test_an_answer_and_what_it_took(server: ServerProcess, open_page: OpenPage) -> None:
     page = open_page(server.url)
     say(page, "What is 7 plus 5?")
@@ -56,6 +57,7 @@ def test_a_completion_goes_on_and_back(server: ServerProcess, open_page: OpenPag
     expect(paper).to_have_value("Once upon a time")
 
 
+@pytest.mark.inner
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_is_wider_than_the_window(server: ServerProcess, open_page: OpenPage, width: int) -> None:
     page = open_page(server.url, viewport={"width": width, "height": 844})
@@ -71,6 +73,7 @@ def test_nothing_is_wider_than_the_window(server: ServerProcess, open_page: Open
 # -- a fake engine ------------------------------------------------------------------------------------
 
 
+@pytest.mark.inner
 def test_stopping_keeps_what_came_and_frees_the_sequence(open_page: OpenPage) -> None:
     engine = FakeAsyncEngine(lambda prompt, params: ["Half of ", "it", Gate()])
     with serving(engine) as url:
@@ -85,6 +88,7 @@ def test_stopping_keeps_what_came_and_frees_the_sequence(open_page: OpenPage) ->
     assert engine.streams[0].is_aborted
 
 
+@pytest.mark.inner
 def test_a_key_is_asked_for_and_kept(open_page: OpenPage) -> None:
     with serving(FakeAsyncEngine(), api_key=("open-sesame",)) as url:
         page = open_page(url)
@@ -205,6 +209,7 @@ HOSTILE = """<img src=x onerror="document.title='broken'"><script>document.title
 """
 
 
+@pytest.mark.inner
 def test_what_a_model_writes_can_not_act(open_page: OpenPage) -> None:
     asked: list[str] = []
     with serving(FakeAsyncEngine(lambda prompt, params: [HOSTILE])) as url:
@@ -588,6 +593,7 @@ NODE = {"id": "m1", "parent": None, "role": "user", "content": "Hello"}
 ANSWER = {"id": "m2", "parent": "m1", "role": "assistant", "content": "Hi"}
 
 
+@pytest.mark.inner
 @pytest.mark.parametrize(
     ("conversation", "shown"),
     [

@@ -63,6 +63,7 @@ def test_a_full_context_is_seen_before_and_old_messages_are_left_out(open_page: 
         assert "user: 0x" not in bytes(engine.streams[-1].prompt).decode()
 
 
+@pytest.mark.inner
 def test_a_message_that_is_too_long_alone(open_page: OpenPage) -> None:
     with serving(FakeAsyncEngine(reply, FakeModel(max_model_len=200))) as url:
         page = open_page(url)

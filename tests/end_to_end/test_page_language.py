@@ -37,6 +37,7 @@ def latin(page: Page, ignored: tuple[str, ...] = ()) -> set[str]:
     return set(re.findall(r"[A-Za-z]{2,}", " ".join(texts))) - LATIN
 
 
+@pytest.mark.inner
 @pytest.mark.parametrize("locale", ["zh-CN", "zh-TW", "zh"])
 def test_a_chinese_browser_gets_a_chinese_page(open_page: OpenPage, locale: str) -> None:
     with serving(FakeAsyncEngine()) as url:

@@ -100,6 +100,7 @@ def test_what_is_far_away_is_plain_until_it_comes_near(open_page: OpenPage, tmp_
         expect(page.locator(".message")).to_have_count(400)
 
 
+@pytest.mark.inner
 def test_the_end_stays_in_sight_unless_the_reader_leaves_it(open_page: OpenPage, tmp_path: Path) -> None:
     engine = FakeAsyncEngine(lambda prompt, params: ["word\n\n" * 60], FakeModel(max_model_len=10**7))
     rest = "document.getElementById('stage').scrollHeight - stage.scrollTop - stage.clientHeight"

@@ -40,6 +40,7 @@ def planned_engine(
     return engine
 
 
+@pytest.mark.inner
 def test_the_machine_is_shown_as_it_is_planned(server: ServerProcess, open_page: OpenPage) -> None:
     page = open_page(server.url)
     strip = page.get_by_role("img", name=re.compile("layers"))

@@ -133,6 +133,7 @@ def test_formulas_are_copied_as_they_were_written(open_page: OpenPage) -> None:
         assert page.evaluate("navigator.clipboard.readText()") == text
 
 
+@pytest.mark.inner
 @pytest.mark.parametrize("size", [1, 7])
 def test_a_text_that_grows_is_shown_as_the_whole_is(open_page: OpenPage, size: int) -> None:
     """Blocks are made once: what is shown in the end, and before it, is what the whole text gives."""

@@ -7,6 +7,8 @@ import json
 import re
 from typing import Any
 
+import pytest
+
 from fakes import FakeAsyncEngine, Gate
 
 from .browser import OpenPage, Page, answer, expect, say, serving, wait_until_done
@@ -237,6 +239,7 @@ def test_without_any_storage_the_page_works_and_says_so(open_page: OpenPage) -> 
         expect(answer(page).locator(".body")).to_have_text("ONE")
 
 
+@pytest.mark.inner
 def test_an_answer_under_way_is_kept_when_the_page_is_left(open_page: OpenPage) -> None:
     ends = [Gate() for _ in range(2)]
     with serving(FakeAsyncEngine(lambda prompt, params: ["Half ", ends[0], "more ", ends[1]])) as url:

@@ -212,6 +212,7 @@ def test_metrics_count_tokens(server: ServerProcess, client: openai.OpenAI) -> N
     assert metric(server, "penstock:steps_total") > 0
 
 
+@pytest.mark.inner
 def test_streamed_layers_give_the_same_answer_and_sigterm_lets_an_answer_finish(
     client: openai.OpenAI,
 ) -> None:
@@ -327,6 +328,7 @@ def test_a_model_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str
     assert line.startswith("penstock: ")
 
 
+@pytest.mark.inner
 def test_generate_and_chat_print_what_the_server_answers(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

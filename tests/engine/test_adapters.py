@@ -214,6 +214,7 @@ def test_blocks_belong_to_an_adapter(llama: Path) -> None:
     assert len({tuple(tokens) for tokens, _ in alone.values()}) == 3
 
 
+@pytest.mark.inner
 def test_an_adapter_that_is_unloaded_answers_to_the_end(llama: Path) -> None:
     with Engine.load(llama / "int8", SMALL, tokenizer=Ids()) as engine:
         engine.adapters.load("a", llama / "a")

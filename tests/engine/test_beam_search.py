@@ -163,6 +163,7 @@ def params_of(beams: BeamParams, **options: Any) -> SamplingParams:
     return SamplingParams(beams=beams, max_tokens=MAX_TOKENS, stop_token_ids=tuple(ENDS), **options)
 
 
+@pytest.mark.inner
 def test_answers_and_scores_equal_transformers(pair: Pair) -> None:
     """Where rivals are so near each other that rounding decides, the twin does not say who wins."""
     num_compared = 0

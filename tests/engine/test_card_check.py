@@ -46,6 +46,7 @@ class Faulty(EmulatedLauncher):
             written[0 if name == "rope" else -1].view(-1)[0] += 1
 
 
+@pytest.mark.inner
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_each_kernel_is_checked_and_passes() -> None:
     launcher = EmulatedLauncher(1, finds_races=False)

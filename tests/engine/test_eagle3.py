@@ -56,6 +56,7 @@ def undrafted(pair: Pair) -> list[Completion]:
         return engine.generate(ASKED_PROMPTS, ASKED_PARAMS)
 
 
+@pytest.mark.inner
 def test_a_head_computes_its_formula(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each place, behind guesses too, and where the head's rows begin amid a text. Tokens that the head's
     vocabulary lacks are never guessed."""
@@ -74,6 +75,7 @@ def test_a_head_computes_its_formula(pair: Pair, monkeypatch: pytest.MonkeyPatch
             assert (row == ABSENT).sum() == len(row) - len(found)
 
 
+@pytest.mark.inner
 @pytest.mark.parametrize(
     ("pair", "case"),
     [*(("SGLang's", case) for case in CASES), ("speculators", "streamed")],

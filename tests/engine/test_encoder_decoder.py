@@ -185,6 +185,7 @@ def test_logits_equal_transformers(
             assert tokens == expected.argmax(-1).tolist()
 
 
+@pytest.mark.inner
 @pytest.mark.parametrize("built", ["EVA 2.0"], indirect=True)
 def test_logits_of_plain_kernels_equal_transformers(built: tuple[Path, Any]) -> None:
     """Plain kernels are slow: they get short inputs. test_kernels.py compares them with the native ones."""

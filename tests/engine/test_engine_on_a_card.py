@@ -71,6 +71,7 @@ def assert_same_answers(found: list[Completion], expected: list[Completion]) -> 
 # Answers.
 
 
+@pytest.mark.inner
 @pytest.mark.parametrize("name", ["Llama", "Gemma 2", "CPM-2", "CPM-Ant"])
 def test_answers_are_those_of_the_cpu(name: str, tmp_path: Path) -> None:
     """On cards without and with tensor cores; from pinned memory alone, and from the disk too (all four for

@@ -217,6 +217,7 @@ def test_a_plan_of_a_gtx_1060() -> None:
         assert mine.floor_s <= mine.seconds
 
 
+@pytest.mark.inner
 def test_the_handover_takes_the_place_of_some_experts() -> None:
     size = qwen()
     settings = EngineConfig(num_kv_tokens=4096, host_memory_bytes=12 << 30)

@@ -383,6 +383,7 @@ def test_a_sentencepiece_tokenizer_in_the_file(tmp_path: Path) -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.inner
 def test_converted_it_computes_the_same_bits(tmp_path: Path) -> None:
     tokens = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["w o"]}
     model = build("Llama, rope llama3", tmp_path / "source")
@@ -674,6 +675,7 @@ def test_a_header_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         open_model(tmp_path / "model.gguf")
 
 
+@pytest.mark.inner
 @settings(max_examples=150, deadline=None)
 @given(position=st.integers(4, 1500), value=st.integers(0, 255), cut=st.integers(0, 4000))
 def test_any_header_is_read_or_refused(

@@ -81,6 +81,7 @@ def guessed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Guessed(request.param, tmp_path_factory.mktemp(request.param))
 
 
+@pytest.mark.inner
 def test_answers_are_those_without_guesses(guessed: Guessed, card: PretendedCard) -> None:
     expected = guessed.undrafted()
     with guessed.load() as engine:

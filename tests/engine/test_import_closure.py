@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DEMO = Path(__file__).parents[2] / "engine" / "penstock" / "demo_model"
 #: Modules of ours, packages counted.
 MOST = 340
@@ -25,6 +27,7 @@ IDLE = (
 )
 
 
+@pytest.mark.inner
 def test_a_llama_needs_few_files() -> None:
     program = (
         "import sys; from penstock import Engine, EngineConfig, SamplingParams\n"

@@ -106,6 +106,7 @@ def test_a_chat_computes_what_is_new_in_each_of_ten_turns(llama: Path, tmp_path:
         text += expected.token_ids
 
 
+@pytest.mark.inner
 def test_what_was_evicted_and_preempted_comes_from_disk(llama: Path, tmp_path: Path) -> None:
     """In a cache that holds one sequence and a half."""
     asked = prompts("evicted", 90, 88, 86)

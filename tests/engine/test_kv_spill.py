@@ -138,6 +138,7 @@ def test_keys_and_values_in_int8(tmp_path: Path) -> None:
     assert answers(tmp_path / "model", config, asked) == answers(tmp_path / "model", plain, asked)
 
 
+@pytest.mark.inner
 def test_blocks_and_layers_are_streamed_together(llama: Path, tmp_path: Path) -> None:
     """Weights from disk, chunks that cut blocks, prompts' log-probabilities, beams that share blocks, and
     guesses in trees, whose branches are in blocks of their own."""

@@ -177,6 +177,7 @@ def all_in(state: int) -> list[list[int]]:
     return [[state] * NUM_EXPERTS for _ in range(NUM_LAYERS)]
 
 
+@pytest.mark.inner
 @pytest.mark.skipif(not BUILDS, reason="no C kernels were compiled")
 @pytest.mark.parametrize("build_name", BUILDS)
 @pytest.mark.parametrize("kind", ["int8", "steps", "planes"])
@@ -365,6 +366,7 @@ class Watched:
         return self._run(sweep, first, hidden, experts, begun)
 
 
+@pytest.mark.inner
 @pytest.mark.skipif(not BUILDS, reason="no C kernels were compiled")
 @pytest.mark.parametrize(
     ("name", "kv_dtype", "overrides"),

@@ -72,6 +72,7 @@ def test_routers_choose_as_transformers(name: str, tmp_path: Path, monkeypatch: 
         assert torch.equal(found, torch.cat(expected[layer::num_layers]))
 
 
+@pytest.mark.inner
 @pytest.mark.parametrize(("name", "num_slots"), [("Qwen2-MoE", 4), ("Mixtral", 3), ("GLM-4.5", 11)])
 def test_missing_and_evicted_experts_change_no_bit(name: str, num_slots: int, tmp_path: Path) -> None:
     """In any company, with few slots for experts and streamed layers: what a request gets alone, with

@@ -79,6 +79,7 @@ class Heard(list[tuple[list[int], int, int, Tensor]]):
         monkeypatch.setattr(head._sampler, "candidates", record)
 
 
+@pytest.mark.inner
 def test_a_head_computes_its_formula(folder: tuple[Path, PlainHead], monkeypatch: pytest.MonkeyPatch) -> None:
     """At each place, behind guesses too, and where the head's rows begin amid a text."""
     path, plain = folder
@@ -101,6 +102,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.inner
 @pytest.mark.parametrize(
     ("folder", "case"),
     [*(("GLM-4.5", case) for case in CASES), ("DeepSeek V3", "streamed")],

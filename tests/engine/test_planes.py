@@ -35,6 +35,7 @@ def answers(folder: Path, config: EngineConfig) -> tuple[list[Any], Engine]:
     return found, engine
 
 
+@pytest.mark.inner
 @pytest.mark.parametrize(("kind", "group_size"), [("Llama, tied, biases", 32), ("GPT-2", None)])
 def test_a_folder_in_planes_computes_the_bits_of_int8(
     kind: str, group_size: int | None, tmp_path: Path

@@ -37,6 +37,7 @@ def planes_of(engine: Engine) -> PlanesDrafter:
     return engine.draft_model
 
 
+@pytest.mark.inner
 @pytest.mark.parametrize("case", [*SOME_CONFIGS, "without prefix cache"])
 def test_answers_are_those_without_guesses(case: str, tiny_llama: Path, undrafted: list[Completion]) -> None:
     config = CONFIGS[case]

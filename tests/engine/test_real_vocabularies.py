@@ -142,6 +142,7 @@ def write_vocabulary(original: dict[str, Any], case: Case, path: Path) -> None:
 OTHERS = ("llama3_1", "gptoss", "qwen3")
 
 
+@pytest.mark.inner
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in OTHERS else ()) for name in CASES]
 )
@@ -172,6 +173,7 @@ def test_ids_are_those_of_the_original(name: str, tmp_path: Path) -> None:
     assert tokenizer.decode(ids, False) == expected.decode(ids, skip_special_tokens=False)
 
 
+@pytest.mark.inner
 def test_a_real_file(tmp_path: Path) -> None:
     """SmolLM2's words are split as its own tokenizer.json has it: digits alone, then as GPT-2. Its merges are
     in the file."""

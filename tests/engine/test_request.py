@@ -64,6 +64,7 @@ def ask(engine: Engine, params: SamplingParams) -> Completion:
     return engine.generate([PROMPT], params)[0]
 
 
+@pytest.mark.inner
 def test_json_of_many_schemas_is_valid_and_forced_tokens_change_nothing(engine: Engine) -> None:
     """At temperature 1. The twin asks for logprobs, and so samples each token in a step of its own."""
     dice = random.Random(1)
@@ -134,6 +135,7 @@ SCHEMA = {
 GRAMMARS = [Grammar.json_schema(SCHEMA), Grammar.regex("[a-z ]{20,40}"), Grammar.choice(["the pipe" * 9])]
 
 
+@pytest.mark.inner
 def test_company_chunks_and_preemptions_change_nothing(tiny_llama: Path) -> None:
     asked = [constrained(GRAMMARS[seed % 3], seed, max_tokens=90) for seed in range(7)]
     prompts = [[5 + seed] * (1 + 9 * seed) for seed in range(7)]

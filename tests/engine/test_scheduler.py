@@ -596,6 +596,7 @@ def text(number: int, length: int) -> list[int]:
     return tokens[:length] if number % 2 == 0 else [*tokens[:25], *range(100, 135)][:length]
 
 
+@pytest.mark.inner
 @settings(max_examples=150, deadline=None)
 @given(
     asked=st.lists(PROMPTS, max_size=12),

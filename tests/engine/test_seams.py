@@ -400,6 +400,7 @@ def rotated(x: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
+@pytest.mark.inner
 def test_two_stacks_and_experts_that_are_asked_for(tmp_path: Path) -> None:
     """With room for all and for a few experts; from the original and from a converted folder."""
     write_mixture(tmp_path / "original")

@@ -222,6 +222,7 @@ def test_answers_are_those_of_the_card_alone(
     assert card.driver.num_registered == card.memory.used_bytes == 0
 
 
+@pytest.mark.inner
 @needs_card
 @pytest.mark.parametrize("num_moved", ["none", "all"])
 def test_answers_of_either_lane(

@@ -95,6 +95,7 @@ def test_both_kinds_of_sharing_at_once(
     assert card.driver.num_registered == card.memory.used_bytes == 0
 
 
+@pytest.mark.inner
 @pytest.mark.parametrize(
     ("name", "weights"),
     [

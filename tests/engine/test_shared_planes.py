@@ -85,6 +85,7 @@ def check_shared(engine: Engine, keeps_upper: bool) -> None:
     assert engines.homes(engine) == {"device", "host"}
 
 
+@pytest.mark.inner
 @needs_card
 @pytest.mark.parametrize("group_size", [None, 32])
 @pytest.mark.parametrize("is_converted", [True, False])

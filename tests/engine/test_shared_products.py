@@ -142,6 +142,7 @@ def load(folder: Path, processor_gops: float = 0.1, **config: object) -> Engine:
     return engines.load(folder, hardware=machine(processor_gops), **config)
 
 
+@pytest.mark.inner
 @needs_card
 @pytest.mark.parametrize("by_flags", [True, False])
 @pytest.mark.parametrize(

@@ -322,6 +322,7 @@ for case in json.loads(sys.argv[2]):
 """
 
 
+@pytest.mark.inner
 def test_a_checkpoint_much_larger_than_its_memory(tmp_path: Path) -> None:
     """0.6 GB of bfloat16 in one file, swept with room for the resident layers, staging and one more (19 MB
     each). The kernel enforces the limit; the peak of resident memory is compared as well."""

@@ -151,6 +151,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Converted:
     return folder_of
 
 
+@pytest.mark.inner
 @pytest.mark.parametrize("name", ["BERT", "FlexOlmo"])
 def test_a_request_gets_in_any_company_what_it_gets_alone(name: str, converted: Converted) -> None:
     """Alone with all layers in memory; then in company, in chunks, with streamed layers and preemptions."""

@@ -65,6 +65,7 @@ def test_a_mixture_shares_products_and_experts() -> None:
     assert step.processor_share > 1.2 * experts_alone / total, "the processor has dense products as well"
 
 
+@pytest.mark.inner
 def test_a_mixture_whose_dense_layers_fit_shares_experts_alone() -> None:
     size, settings = size_of("qwen3-30b-a3b", "int4"), EngineConfig(num_kv_tokens=4096)
     shared, _ = planned(size, settings)

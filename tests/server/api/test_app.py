@@ -159,6 +159,7 @@ async def test_a_client_that_leaves_frees_all_its_choices(
     assert is_stream or not client.sent
 
 
+@pytest.mark.inner
 def test_openapi_describes_answers_chunks_and_errors(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     assert "/v1/completions" in document["paths"] and "/completions" not in document["paths"]
@@ -180,6 +181,7 @@ def test_openapi_describes_answers_chunks_and_errors(client: TestClient) -> None
         assert "422" not in answers
 
 
+@pytest.mark.inner
 def test_every_reference_in_openapi_leads_somewhere(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
 

@@ -234,6 +234,7 @@ def test_other_content_types(client: TestClient, kind: str | None) -> None:
     assert client.post("/v1/completions", content=b'{"prompt": "x"}', headers=ours).status_code == 200
 
 
+@pytest.mark.inner
 def test_chat_stream(client: TestClient) -> None:
     answer = chat(client, stream=True, stream_options={"include_usage": True})
     assert answer.headers["content-type"].startswith("text/event-stream")

@@ -65,6 +65,7 @@ def test_reasoning_effort_goes_to_the_template(client: TestClient, engine: FakeA
     assert refused["param"] == "reasoning.mode" and "standard" in refused["message"]
 
 
+@pytest.mark.inner
 def test_a_stream_names_its_events_and_ends_by_itself(client: TestClient) -> None:
     answer = respond(client, stream=True)
     assert answer.headers["content-type"].startswith("text/event-stream")

@@ -129,6 +129,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "loading m" in capsys.readouterr().err
 
 
+@pytest.mark.inner
 def test_convert_first_and_only_once(tiny_llama: Path, tmp_path: Path) -> None:
     settings = Settings(model=str(tiny_llama), convert_to=tmp_path / "out", resident_layers=1)
     with load_engine(settings) as engine:

@@ -243,6 +243,7 @@ def test_structured_outputs_of_both_routes(demo: openai.OpenAI) -> None:
             assert re.fullmatch(pattern, each), each
 
 
+@pytest.mark.inner
 def test_what_leaves_no_token_to_choose_is_a_400_that_names_it(demo: openai.OpenAI) -> None:
     """Known on the way only: the second token of a text may be forbidden, or what a grammar leaves."""
     dice = random.Random(3)

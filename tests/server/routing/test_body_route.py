@@ -36,6 +36,7 @@ def paths(client: TestClient) -> list[str]:
     return [path for path, methods in document.items() if "requestBody" in methods.get("post", {})]
 
 
+@pytest.mark.inner
 def test_every_route_with_a_body_is_a_body_route(all_routes: TestClient) -> None:
     assert {"/v1/chat/completions", "/api/chat", "/v1/messages", "/v1/rerank", "/v1/load_lora_adapter"} <= {
         *paths(all_routes)
@@ -89,6 +90,7 @@ def hostile() -> Iterator[tuple[str, bytes, int, str | None]]:
     yield "a wide text", b'{"prompt":"' + b"a" * 12 * n + "😀".encode() + b'"}', 413, "prompt"
 
 
+@pytest.mark.inner
 @pytest.mark.parametrize(("kind", "body", "status", "param"), hostile(), ids=[each[0] for each in hostile()])
 def test_bodies_that_would_take_too_much(
     all_routes: TestClient, engine: FakeAsyncEngine, kind: str, body: bytes, status: int, param: str | None
