@@ -6,8 +6,8 @@ leaves out what takes longer than LONG_S. Two marks say otherwise:
     @pytest.mark.slow    is of the outer circle only; of a case: pytest.param(..., marks=pytest.mark.slow)
     @pytest.mark.inner   the quickest of its cases is of the inner circle, whatever it takes
 
-What took how long is kept in durations.json, which `make test-all` writes: the seconds of files, since what takes
-longest comes first, so that both processes end at the same time; and of the tests that take long."""
+What took how long is kept in durations.json, which `make test-all` writes: the seconds of files, since what
+takes longest comes first, so that both processes end at the same time; and of the tests that take long."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def read_durations() -> Durations:
 
 
 def write_durations(phases: Iterable[tuple[str, str, float]]) -> None:
-    """phases: of each phase of each test ("setup", "call", "teardown"): the test's name, the phase, and seconds.
-    A test's own seconds are those of its call: what was made for it may serve the next one, too."""
+    """phases: of each phase of each test its name, "setup", "call" or "teardown", and seconds. A test's own seconds
+    are those of its call: what was made for it may serve the next one, too."""
     files, tests = Counter[str](), dict[str, float]()
     for name, phase, seconds in phases:
         files[name.partition("::")[0]] += seconds
