@@ -63,8 +63,8 @@ def read_durations() -> Durations:
 
 
 def write_durations(phases: Iterable[tuple[str, str, float]]) -> None:
-    """phases: of each phase of each test its name, "setup", "call" or "teardown", and seconds. A test's own seconds
-    are those of its call: what was made for it may serve the next one, too."""
+    """phases: of each phase of each test its name, "setup", "call" or "teardown", and seconds. A test's own
+    seconds are those of its call: what was made for it may serve the next one, too."""
     files, tests = Counter[str](), dict[str, float]()
     for name, phase, seconds in phases:
         files[name.partition("::")[0]] += seconds
