@@ -161,6 +161,7 @@ MIXTURES = {
         "": "IQ3_XXS",
     },
     "ternary": {"token_embd": "TQ2_0", "attn_v": "NVFP4", "ffn_up": "TQ2_0", "output": "NVFP4", "": "TQ1_0"},
+    "NVFP4": {"": "NVFP4"},
     "MXFP4": {"token_embd": "F16", "attn_output": "Q4_1", "output": "Q8_0", "": "MXFP4"},
 }
 
@@ -387,7 +388,6 @@ def test_blocks_of_any_bits_are_read_or_refused(count: int, tmp_path: Path) -> N
 @pytest.mark.parametrize("mixture", ["IQ1", "IQ2_M", "IQ3", "ternary", "NVFP4"])
 def test_conversion_keeps_codes(mixture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables and groups of 16 come back from a Penstock folder. The file has no tokenizer."""
-    MIXTURES.setdefault("NVFP4", {"": "NVFP4"})
     monkeypatch.setattr("penstock.weights.conversion.convert.read_companions", lambda *args: {})
     make(mixture, tmp_path)
     convert(open_model(tmp_path / "model.gguf").store, tmp_path / "converted")
@@ -399,7 +399,6 @@ def test_conversion_keeps_codes(mixture: str, tmp_path: Path, monkeypatch: pytes
 
 def test_scales_beside_blocks_are_refused(tmp_path: Path) -> None:
     """A number that multiplies a whole tensor of NVFP4."""
-    MIXTURES.setdefault("NVFP4", {"": "NVFP4"})
     make("NVFP4", tmp_path)
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
     writer = gguf.GGUFWriter(tmp_path / "scaled.gguf", "llama")

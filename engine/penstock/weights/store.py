@@ -106,7 +106,7 @@ class WeightStore:
         )
 
     @property
-    def kept_share(self) -> float:
+    def lossless_share(self) -> float:
         """The share of the matrices' elements that stay as the checkpoint has them, without loss."""
         elements = {True: 0, False: 0}
         for part, tensor in self.tensors.by_part.items():

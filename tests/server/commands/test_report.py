@@ -78,7 +78,7 @@ def test_a_plan_tells_bits_and_loss_of_a_file(
     store = open_model(tmp_path / "model.gguf").store
     assert cli.main(["plan", str(tmp_path / "model.gguf")]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("weights: "))
-    assert line.endswith("kept without loss") and store.kept_share == 1
+    assert line.endswith("kept without loss") and store.lossless_share == 1
     bits = float(line.partition("in memory ")[2].partition(" ")[0])
     assert abs(bits - 8 * store.facts.num_bytes / store.facts.num_parameters) < 0.06
     make("Q2_K", tmp_path)

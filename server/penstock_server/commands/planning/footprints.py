@@ -47,7 +47,7 @@ def described_at(path: Path, config: EngineConfig) -> tuple[ModelFootprint, list
 
 
 def _kept_line(store: WeightStore) -> str:
-    facts, share = store.facts, store.kept_share
+    facts, share = store.facts, store.lossless_share
     bits = 8 * facts.num_bytes / max(1, facts.num_parameters)
     loss = "kept without loss"
     if share < 1:
