@@ -24,7 +24,7 @@ from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-#: Grammars that are known to pass the trial.
+#: Grammars that are known to pass the trial, or to be refused.
 MAX_TRIED = 256
 #: A character that no tokenizer merges with others, and that no prompt has.
 _MARK = "\x02"
@@ -43,7 +43,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._vocabulary: _Vocabulary | None = None
-        self._try = lru_cache(maxsize=MAX_TRIED)(self._try_once)
+        self._passes = lru_cache(maxsize=MAX_TRIED)(self._try_once)
         #: A Grammar's id() -> the compiled grammar, for as long as the Grammar lives.
         self._compiled: dict[int, LLMatcher] = {}
 
@@ -64,7 +64,13 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar) -> LLMatcher:
         if compiled := self._compiled.get(id(grammar)):
             return compiled
-        self._try(grammar.kind, grammar.text)
+        if not self._passes(grammar.kind, grammar.text):
+            raise _unusable(
+                grammar.kind,
+                f"reading it, or following it in an answer, takes more than {MAX_SECONDS:g} s or too much "
+                "memory; make it smaller, with fewer rules that use each other and smaller numbers "
+                "(multipleOf, bounds beside it, repetitions)",
+            )
         vocabulary = self._built_vocabulary()
         try:
             text = source(grammar.kind, grammar.text)
@@ -84,17 +90,11 @@ class GrammarCompiler:
         weakref.finalize(grammar, self._compiled.pop, id(grammar), None).atexit = False
         return compiled
 
-    def _try_once(self, kind: str, text: str) -> None:
+    def _try_once(self, kind: str, text: str) -> bool:
         try:
-            has_passed = self._built_vocabulary().trial.passes(kind, text)
+            return self._built_vocabulary().trial.passes(kind, text)
         except OSError as error:
             raise RequestFailed(f"the request's grammar can't be tried: {error}") from error
-        if not has_passed:
-            raise _unusable(
-                kind,
-                f"reading it takes more than {MAX_SECONDS:g} s or too much memory; make it smaller, with "
-                "fewer rules that use each other and smaller numbers (multipleOf, repetitions)",
-            )
 
     def close(self) -> None:
         """End the process that tries grammars. Idempotent."""

@@ -3,23 +3,29 @@
 llguidance reads a grammar by recursion and without a limit on time. A chain of some thousand rules overflows
 the stack, which ends the process; {"multipleOf": 99999989} takes memory and time without end. Clients write
 grammars, so each grammar is read first by a process that may be lost. That process runs this file alone:
-importing the rest of the package would take seconds.
+importing the rest of the package would take seconds. It reads the vocabulary once, and forks for each
+grammar: a grammar that ends its process holds up no other one.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import pickle
+import random
 import resource
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
@@ -38,6 +44,12 @@ _STACK_BYTES = 2 << 20
 #: Seconds after which a silent process counts as lost, even on a slow machine.
 _PATIENCE_S = 60.0
 _READY, _PASSED = b".", b"+"
+#: Walks through a grammar, the most choices of one, and the processor seconds after which it chooses no more:
+#: limits may be met deep within an answer.
+_NUM_WALKS, _NUM_CHOICES, _WALK_S = 6, 64, 0.05
+#: Bytes that lead through JSON: to the next member or element, to large numbers, and to the end. The first
+#: walk takes them in this order, the second in the other.
+_LEADING = b'",9876543210]}'
 
 
 def source(kind: str, text: str) -> str:
@@ -56,8 +68,7 @@ def source(kind: str, text: str) -> str:
 
 
 class GrammarTrial:
-    """Trials with one vocabulary. Safe from any thread. The process starts with the first grammar, and starts
-    again after a grammar that ended it."""
+    """Trials with one vocabulary. Safe from any thread. The process starts with the first grammar."""
 
     def __init__(
         self, tokens: list[bytes], special_token_ids: list[int], eos_token_id: int | None, ends: list[int]
@@ -66,22 +77,33 @@ class GrammarTrial:
         self._vocabulary = pickle.dumps((tokens, special_token_ids, eos_token_id, ends))
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
         self._finalizer: weakref.finalize[..., GrammarTrial] | None = None
 
     def passes(self, kind: str, text: str) -> bool:
-        """Whether a grammar was read within the limits, with or without an error. Raises OSError if nothing
-        can be tried."""
-        with self._lock:
-            process = self._process or self._start()
-            assert process.stdin is not None and process.stdout is not None
+        """Whether a grammar was read and walked through within the limits, with or without an error that was
+        found at once. Raises OSError if nothing can be tried."""
+        own, other = socket.socketpair()
+        with own:
+            with other, self._lock:
+                process = self._process or self._start()
+                assert self._control is not None
+                try:
+                    socket.send_fds(self._control, [b"."], [other.fileno()])
+                except OSError:
+                    self._end()
+                    raise
             try:
-                _send(process.stdin, pickle.dumps((kind, text)))
-                has_passed = _reply(process.stdout) == _PASSED
-            except BrokenPipeError:
+                _send(own, pickle.dumps((kind, text)))
+                has_passed = _reply(own) == _PASSED
+            except (BrokenPipeError, ConnectionResetError):
                 has_passed = False
-            if not has_passed:
-                self._end()
-            return has_passed
+        if not has_passed and process.poll() is not None:
+            with self._lock:
+                if self._process is process:
+                    self._end()
+            raise OSError("the process that reads grammars has ended; ask again")
+        return has_passed
 
     def close(self) -> None:
         """End the process. Idempotent."""
@@ -89,19 +111,21 @@ class GrammarTrial:
             self._end()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        process = self._process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).resolve())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # the limits end the process, which is no error
-            start_new_session=True,  # Ctrl-C is for the server, which ends the process
-        )
-        self._finalizer = weakref.finalize(self, _kill, process)
-        assert process.stdin is not None and process.stdout is not None
+        control, other = socket.socketpair()
+        with other:
+            process = subprocess.Popen(
+                [sys.executable, "-P", str(Path(__file__).resolve())],
+                stdin=other.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # the limits end the trials, which is no error
+                start_new_session=True,  # Ctrl-C is for the server, which ends the process
+            )
+        self._process, self._control = process, control
+        self._finalizer = weakref.finalize(self, _kill, process, control)
         try:
-            _send(process.stdin, self._vocabulary)
-            is_ready = _reply(process.stdout) == _READY
-        except BrokenPipeError:
+            _send(control, self._vocabulary)
+            is_ready = _reply(control) == _READY
+        except (BrokenPipeError, ConnectionResetError):
             is_ready = False
         if not is_ready:
             self._end()
@@ -113,30 +137,30 @@ class GrammarTrial:
     def _end(self) -> None:
         if self._finalizer is not None:
             self._finalizer()
-        self._process = self._finalizer = None
+        self._process = self._control = self._finalizer = None
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    control.close()
     process.kill()
-    process.communicate()  # closes the pipes and waits
+    process.wait()
 
 
-def _reply(pipe: IO[bytes]) -> bytes:
+def _reply(connection: socket.socket) -> bytes:
     """One byte. Empty if the process ended or said nothing in time."""
     poller = select.poll()  # select.select() refuses descriptors from 1024 on; a server can have more
-    poller.register(pipe, select.POLLIN)
-    return pipe.read(1) if poller.poll(1000 * _PATIENCE_S) else b""
+    poller.register(connection, select.POLLIN)
+    return connection.recv(1) if poller.poll(1000 * _PATIENCE_S) else b""
 
 
-def _send(pipe: IO[bytes], data: bytes) -> None:
-    pipe.write(struct.pack("<Q", len(data)) + data)
-    pipe.flush()
+def _send(connection: socket.socket, data: bytes) -> None:
+    connection.sendall(struct.pack("<Q", len(data)) + data)
 
 
 # ------------------------------------------------------------ the process
 
 
-def _receive(pipe: IO[bytes]) -> Any:
+def _receive(pipe: io.BufferedReader) -> Any:
     """The next message. None at the end."""
     head = pipe.read(8)
     return pickle.loads(pipe.read(struct.unpack("<Q", head)[0])) if len(head) == 8 else None
@@ -151,21 +175,55 @@ class _Vocabulary:
     ) -> None:
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_token_ids, eos_token_id
         self.tokenizer = LLTokenizer(self, eos_token=ends or None)  # type: ignore[arg-type]
+        #: The tokens of one byte each.
+        self.ids = {each[0]: token_id for token_id, each in enumerate(tokens) if len(each) == 1}
 
     def __call__(self, text: str) -> list[int]:
         return self.tokenizer.greedy_tokenize(text)
 
 
+class _LimitMet(Exception):
+    pass
+
+
 def _try(vocabulary: _Vocabulary, kind: str, text: str) -> None:
-    """Do what the steps of an answer do until there is something to choose."""
+    """Do what the steps of an answer do until there is something to choose, and then what they may do with
+    some choices. Raises _LimitMet where an answer that has begun would end with an error."""
     try:
         matcher = LLMatcher(vocabulary.tokenizer, source(kind, text), log_level=0, limits=LIMITS)
-        while forced := matcher.compute_ff_tokens():
-            if not matcher.consume_tokens(forced):
-                break
-        matcher.compute_bitmask()
     except ValueError:
-        pass  # the engine meets the same error and reports it
+        return  # the engine meets the same error and reports it
+    _follow_forced(matcher)
+    matcher.compute_bitmask()
+    if matcher.get_error():
+        return
+    signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
+    for number in range(_NUM_WALKS):
+        _walk(matcher.deep_copy(), vocabulary, number)
+
+
+def _follow_forced(matcher: Any) -> None:
+    while forced := matcher.compute_ff_tokens():
+        if not matcher.consume_tokens(forced):
+            break
+
+
+def _walk(matcher: Any, vocabulary: _Vocabulary, number: int) -> None:
+    """One answer, or its beginning. Raises _LimitMet."""
+    draws, end_s = random.Random(number), time.process_time() + _WALK_S
+    for _ in range(_NUM_CHOICES):
+        mask = matcher.compute_bitmask()  # bit i of all its bytes: token i may come next
+        if matcher.get_error():
+            raise _LimitMet
+        allowed = [
+            byte for byte, token_id in vocabulary.ids.items() if mask[token_id >> 3] >> (token_id & 7) & 1
+        ]
+        leading = [byte for byte in _LEADING if byte in allowed] or allowed
+        if not leading or time.process_time() > end_s:
+            return
+        byte = leading[-number] if number < 2 else draws.choice(leading)
+        matcher.consume_token(vocabulary.ids[byte])
+        _follow_forced(matcher)
 
 
 def _limit_memory() -> None:
@@ -174,22 +232,45 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+def _serve(control: socket.socket) -> None:
+    """Forks for each connection that comes, until nobody is left who sends any."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    vocabulary = _Vocabulary(*_receive(requests))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forked processes
+    with control.makefile("rb") as stream:  # nothing else comes until the vocabulary was read
+        vocabulary = _Vocabulary(*_receive(stream))
     threading.stack_size(_STACK_BYTES)
+    control.sendall(_READY)
+    while (received := socket.recv_fds(control, 1, 1))[0]:
+        with socket.socket(fileno=received[1][0]) as connection:
+            if os.fork() == 0:
+                control.close()
+                _answer(connection, vocabulary)
+                os._exit(0)
+
+
+def _answer(connection: socket.socket, vocabulary: _Vocabulary) -> None:
+    """One trial."""
+    with connection.makefile("rb") as stream:
+        grammar = _receive(stream)
+    if grammar is None:
+        return
+    has_passed = []
+
+    def work() -> None:
+        try:
+            _try(vocabulary, *grammar)
+        except _LimitMet:
+            return
+        has_passed.append(True)
+
     _limit_memory()
-    answers.write(_READY)
-    answers.flush()
-    while (grammar := _receive(requests)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)  # its signal ends the process
-        thread = threading.Thread(target=_try, args=(vocabulary, *grammar))
-        thread.start()
-        thread.join()
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(_PASSED)
-        answers.flush()
+    signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)  # its signal ends the process
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if has_passed:
+        connection.sendall(_PASSED)
 
 
 if __name__ == "__main__":
-    _serve(sys.stdin.buffer, sys.stdout.buffer)
+    _serve(socket.socket(fileno=sys.stdin.fileno()))
