@@ -100,6 +100,7 @@ def transformers_probabilities(logits: Tensor, params: SamplingParams) -> Tensor
         {"top_k": 4},
         {"top_k": 100},
         {"top_k": -1},
+        {"top_p": 0},
         {"top_p": 0.01},
         {"top_p": 0.6},
         {"top_p": 0.999},

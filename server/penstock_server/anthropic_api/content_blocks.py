@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from penstock_server.protocol.conversation import Call, Role, Turn
@@ -90,9 +99,11 @@ class UnknownBlock(BaseModel):
     type: Annotated[Any, AfterValidator(_refuse_block)]
 
 
-def _kind_among(*kinds: str) -> Discriminator:
+def _kind_among(*kinds: str, others: Collection[str] = ()) -> Discriminator:
     def kind_of(value: object) -> str:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        if kind in others:
+            return "other"
         return kind if kind in kinds else "unknown"
 
     return Discriminator(kind_of)
@@ -130,14 +141,39 @@ class ToolResultBlock(Block):
 
 
 _BLOCK_TYPES = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+#: Blocks that tools of Anthropic's own leave behind in an answer: they are left out of the prompt.
+_OTHER_TYPES = (
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "advisor_tool_result",
+    "mcp_tool_use",
+    "mcp_tool_result",
+    "compaction",  # without a summary: one that failed
+)
+
+
+class OtherBlock(BaseModel):
+    """What a tool of Anthropic's own left behind."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+
+
 AnyBlock = Annotated[
     Annotated[TextBlock, Tag("text")]
     | Annotated[ThinkingBlock, Tag("thinking")]
     | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
     | Annotated[ToolUseBlock, Tag("tool_use")]
     | Annotated[ToolResultBlock, Tag("tool_result")]
+    | Annotated[OtherBlock, Tag("other")]
     | Annotated[UnknownBlock, Tag("unknown")],
-    _kind_among(*_BLOCK_TYPES),
+    _kind_among(*_BLOCK_TYPES, others=_OTHER_TYPES),
 ]
 
 
@@ -153,7 +189,8 @@ class InputMessage(Wire):
     def _read_blocks(cls, body: Any, info: ValidationInfo) -> Any:
         if not isinstance(body, dict) or not isinstance(content := body.get("content"), list):
             return body
-        return body | {"content": with_text(content, _BLOCK_TYPES, "text", leniency_of(info))}
+        known = {*_BLOCK_TYPES, *_OTHER_TYPES} - {"compaction"}
+        return body | {"content": with_text(content, known, "text", leniency_of(info))}
 
     @property
     def turns(self) -> list[Turn]:
@@ -168,7 +205,7 @@ class InputMessage(Wire):
         """The number of the first block that has no place in a message of this role."""
         allowed: tuple[type[BaseModel], ...] = (TextBlock,)
         if self.role == "assistant":
-            allowed += (ThinkingBlock, RedactedThinkingBlock, ToolUseBlock)
+            allowed += (ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, OtherBlock)
         elif self.role == "user":
             allowed += (ToolResultBlock,)
         blocks = [] if isinstance(self.content, str) else self.content

@@ -13,7 +13,7 @@ from penstock_server.anthropic_api.messages_request import MessagesRequest, Prom
 from penstock_server.prompts.inputs import refuse_long_text, refuse_overlong
 from penstock_server.prompts.questions import count_tokens, read_chat, within_context
 from penstock_server.routing.body_route import BodyRoute
-from penstock_server.routing.checks import LEAST_LIMIT, leave_out
+from penstock_server.routing.checks import LEAST_LIMIT, leave_out, note_ignored
 from penstock_server.routing.descriptions import errors_as, event_stream_of
 from penstock_server.routing.generation_routes import GenerationRoutes
 
@@ -33,6 +33,7 @@ class MessagesRoutes(GenerationRoutes):
         used = await self._use(body.model, request)
         model = used.model
         leave_out(body.unsupported_tools, self._settings)
+        note_ignored(body.unsupported_blocks)
         chat, rules = body.as_chat, self._settings.chat_rules
         question = await self._texts.run(lambda: within_context(model, read_chat(model, chat, rules)))
         request_id, name = body.request_id or request.state.request_id, used.name
@@ -44,6 +45,7 @@ class MessagesRoutes(GenerationRoutes):
         """The number of tokens of the prompt of a request to /v1/messages."""
         model = (await self._use(body.model, request)).model
         leave_out(body.unsupported_tools, self._settings)
+        note_ignored(body.unsupported_blocks)
         rules = self._settings.chat_rules
 
         def check_length(num_chars: int) -> None:

@@ -18,9 +18,18 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    model_validator,
+)
 
-from penstock_server.anthropic_api.content_blocks import InputMessage, TextBlock, combined, text_of
+from penstock_server.anthropic_api.content_blocks import InputMessage, OtherBlock, Texts, combined, text_of
 from penstock_server.protocol.conversation import (
     Conversation,
     ToolMode,
@@ -30,7 +39,7 @@ from penstock_server.protocol.conversation import (
     wrong_call,
 )
 from penstock_server.protocol.generation_fields import MAX_STOP_STRINGS, CacheSalt, Priority, RequestId
-from penstock_server.protocol.other_parts import MAX_PARTS
+from penstock_server.protocol.other_parts import leniency_of, with_text
 from penstock_server.protocol.output_formats import JsonSchemaFormat, NamedSchema
 from penstock_server.protocol.requests import MAX_MESSAGES, ChatCompletionRequest
 from penstock_server.protocol.tools import MAX_TOOLS_ELSEWHERE, Function, FunctionName, check_schema
@@ -41,7 +50,6 @@ from penstock_server.protocol.wire import (
     Unsupported,
     Wire,
     invalid,
-    kind_of_text,
 )
 
 
@@ -121,14 +129,7 @@ class PromptRequest(Wire):
 
     model: str | None = Field(None, description="A name that /v1/models lists; may be left out.")
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: (
-        Annotated[
-            Annotated[Text, Tag("string")]
-            | Annotated[list[TextBlock], Field(max_length=MAX_PARTS), Tag("list")],
-            Discriminator(kind_of_text),
-        ]
-        | None
-    ) = None
+    system: Texts | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS_ELSEWHERE)] | None = None
     tool_choice: MessagesToolChoice | None = Field(None, description="auto if null and there are tools")
     thinking: Thinking | None = Field(None, description="Whether the model thinks first, if it can.")
@@ -152,6 +153,13 @@ class PromptRequest(Wire):
     speed: str | None = None
     user_profile_id: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_system(cls, body: Any, info: ValidationInfo) -> Any:
+        if not isinstance(body, dict) or not isinstance(system := body.get("system"), list):
+            return body
+        return body | {"system": with_text(system, ("text",), "text", leniency_of(info))}
+
     @model_validator(mode="after")
     def _check_messages(self) -> PromptRequest:
         for index, message in enumerate(self.messages):
@@ -171,6 +179,17 @@ class PromptRequest(Wire):
         """Tools that the model does not see, by place and type."""
         tools = enumerate(self.tools or ())
         return [f"tools.{index} ({tool.type})" for index, tool in tools if isinstance(tool, OtherTool)]
+
+    @property
+    def unsupported_blocks(self) -> list[str]:
+        """Blocks that the model does not see, by place and type."""
+        return [
+            f"messages.{number}.content.{index} ({block.type})"
+            for number, message in enumerate(self.messages)
+            if not isinstance(message.content, str)
+            for index, block in enumerate(message.content)
+            if isinstance(block, OtherBlock)
+        ]
 
     @property
     def format(self) -> OutputFormat | None:

@@ -68,6 +68,8 @@ class Options(BaseModel):
     def sampling(self) -> dict[str, Any]:
         """Fields of a chat request."""
         fields = {name: getattr(self, name) for name in _OF_CHAT}
+        if self.top_p is not None and self.top_p > 1:  # off, as in Ollama
+            fields["top_p"] = 1.0
         fields["repetition_penalty"] = None if self.repeat_last_n == 0 else self.repeat_penalty
         fields["seed"] = None if self.seed == -1 else self.seed
         fields["max_tokens"] = self.num_predict if self.num_predict and self.num_predict > 0 else -1

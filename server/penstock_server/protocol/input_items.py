@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -36,6 +37,8 @@ ITEM_TYPES = (
     "custom_tool_call",
     "custom_tool_call_output",
     "local_shell_call",
+    "local_shell_call_output",
+    "mcp_call",
 )
 #: Items that tools of OpenAI's own leave behind: they are left out of the prompt.
 OTHER_TYPES = (
@@ -46,6 +49,15 @@ OTHER_TYPES = (
     "tool_search_call",
     "tool_search_output",
     "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "computer_call",
+    "computer_call_output",
+    "shell_call",
+    "shell_call_output",
+    "apply_patch_call",
+    "apply_patch_call_output",
+    "compaction",
 )
 #: The namespace of functions whose names need no namespace, as in Codex.
 _OWN_NAMESPACE = "functions"
@@ -82,7 +94,7 @@ def offered_name(name: str, namespace: str | None) -> str:
 class Item(Wire):
     # accepted without effect
     id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    status: Literal["in_progress", "completed", "incomplete", "calling", "failed"] | None = None
     internal_chat_message_metadata_passthrough: Any = None
 
 
@@ -115,7 +127,7 @@ class InputMessage(Item):
 
     type: Annotated[Literal["message"] | None, _known("items", *ITEM_TYPES)] = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    content: Content | None = Field(None, description="Only an assistant's message may have none.")
 
     # accepted without effect
     phase: Literal["commentary", "final_answer"] | None = None
@@ -126,6 +138,12 @@ class InputMessage(Item):
         if not isinstance(body, dict) or not isinstance(content := body.get("content"), list):
             return body
         return body | {"content": with_text(content, _PART_TYPES, "input_text", leniency_of(info))}
+
+    @model_validator(mode="after")
+    def _check_content(self) -> InputMessage:
+        if self.content is None and self.role != "assistant":
+            raise PydanticCustomError("missing_content", "content is missing")
+        return self
 
 
 class FunctionCall(Item):
@@ -158,6 +176,30 @@ class CustomToolCall(Item):
         return Call(self.call_id, offered_name(self.name, self.namespace), arguments)
 
 
+class McpCall(Item):
+    """A call that OpenAI sent to an MCP server, and what came of it: the model sees a call and its result."""
+
+    type: Literal["mcp_call"]
+    id: Annotated[Text, Field(min_length=1)]
+    name: Annotated[Text, Field(min_length=1)]
+    arguments: Text
+    server_label: Text | None = None
+    output: Text | None = None
+    error: Any = None
+
+    # accepted without effect
+    approval_request_id: str | None = None
+
+    @property
+    def call(self) -> Call:
+        return Call(self.id, offered_name(self.name, self.server_label), self.arguments)
+
+    @property
+    def result(self) -> str:
+        error = self.error if isinstance(self.error, str) else json.dumps(self.error)
+        return self.output or (f"Error: {error}" if self.error else "")
+
+
 class LocalShellCall(Item):
     """A command that an answer of OpenAI's asked for: the model sees a call of `local_shell`."""
 
@@ -168,6 +210,24 @@ class LocalShellCall(Item):
     @property
     def call(self) -> Call:
         return Call(self.call_id, "local_shell", json.dumps(self.action))
+
+
+class LocalShellCallOutput(Item):
+    """What the client's shell printed. OpenAI's packages name the call by `id`, its guide by `call_id`."""
+
+    type: Literal["local_shell_call_output"]
+    call_id: Text | None = None
+    output: Text
+
+    @model_validator(mode="after")
+    def _check_id(self) -> LocalShellCallOutput:
+        if not (self.call_id or self.id):
+            raise PydanticCustomError("missing_id", "call_id is missing: the call whose output this is")
+        return self
+
+    @property
+    def names(self) -> str:
+        return self.call_id or self.id or ""
 
 
 class FunctionCallOutput(Item):
@@ -189,12 +249,25 @@ class FunctionCallOutput(Item):
         return body | {"output": with_text(output, _PART_TYPES, "input_text", leniency)}
 
 
+def _refuse_reference(_: object) -> None:
+    raise PydanticCustomError(
+        "unsupported_content",
+        "this server keeps no items, so none can be referred to; send the item itself",
+    )
+
+
 class OtherItem(BaseModel):
     """What a tool of OpenAI's own left behind."""
 
     model_config = ConfigDict(extra="allow")
 
     type: str
+
+
+class ItemReference(BaseModel):
+    """An item that OpenAI keeps; validation always refuses it."""
+
+    type: Annotated[Any, AfterValidator(_refuse_reference)]
 
 
 class ReasoningPart(Wire):
@@ -226,6 +299,8 @@ def _kind_of_item(value: object) -> str:
         return "other"
     if kind == "custom_tool_call_output":
         return "function_call_output"
+    if kind == "item_reference":
+        return "item_reference"
     return kind if kind in ITEM_TYPES else "message"
 
 
@@ -235,6 +310,9 @@ InputItem = Annotated[
     | Annotated[FunctionCallOutput, Tag("function_call_output")]
     | Annotated[CustomToolCall, Tag("custom_tool_call")]
     | Annotated[LocalShellCall, Tag("local_shell_call")]
+    | Annotated[LocalShellCallOutput, Tag("local_shell_call_output")]
+    | Annotated[McpCall, Tag("mcp_call")]
+    | Annotated[ItemReference, Tag("item_reference")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[OtherItem, Tag("other")],
     Discriminator(_kind_of_item),
@@ -246,9 +324,9 @@ Input = Annotated[
 ]
 
 
-def _joined(content: str | list[InputPart]) -> str:
+def _joined(content: str | list[InputPart] | None) -> str:
     """The text of a content: parts are joined by line ends, as in chat."""
-    return content if isinstance(content, str) else "\n".join(part.content for part in content)
+    return content if isinstance(content, str) else "\n".join(part.content for part in content or ())
 
 
 @dataclass
@@ -276,6 +354,7 @@ def turns_of(items: Iterable[InputItem]) -> list[Turn]:
     """The turns that `items` make. Calls belong to the assistant's turn before them, reasoning to the turn
     behind it."""
     turns: list[_OpenTurn] = []
+    shell_ids: dict[str, str] = {}
     for item in items:
         last = turns[-1] if turns else None
         thought = last if last and last.is_thought else None
@@ -286,12 +365,19 @@ def turns_of(items: Iterable[InputItem]) -> list[Turn]:
                 thought.reasoning = f"{thought.reasoning}\n{item.text}"
             case ReasoningItem():
                 turns.append(_OpenTurn("assistant", reasoning=item.text))
-            case FunctionCall() | CustomToolCall() | LocalShellCall():
+            case FunctionCall() | CustomToolCall() | LocalShellCall() | McpCall():
                 if last is None or last.role != "assistant":
                     turns.append(_OpenTurn("assistant"))
                 turns[-1].calls.append(item.call)
+                if isinstance(item, LocalShellCall) and item.id:
+                    shell_ids[item.id] = item.call_id
+                elif isinstance(item, McpCall):
+                    turns.append(_OpenTurn("tool", item.result, call_id=item.id))
             case FunctionCallOutput():
                 turns.append(_OpenTurn("tool", _joined(item.output), call_id=item.call_id))
+            case LocalShellCallOutput():
+                call_id = shell_ids.get(item.names, item.names)
+                turns.append(_OpenTurn("tool", item.output, call_id=call_id))
             case InputMessage(role="assistant") if thought:
                 thought.text = _joined(item.content)
             case InputMessage():

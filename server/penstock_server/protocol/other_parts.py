@@ -94,6 +94,8 @@ def _texts(part: dict[str, Any], kind: str) -> Iterator[str]:
             found, head = _decoded(part.get("file_data")), [part.get("filename")]
         case "document", {"source": dict() as source}:
             found, head = _text_of_source(source), [part.get("title"), part.get("context")]
+        case "compaction", _:  # the summary of what Anthropic's servers took out of a long conversation
+            found, head = _text_of_blocks(part.get("content")), []
         case "search_result", _:
             found, head = _text_of_blocks(part.get("content")), [part.get("title"), part.get("source")]
         case _:

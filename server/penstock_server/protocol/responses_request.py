@@ -62,6 +62,11 @@ from penstock_server.protocol.tools import (
 )
 from penstock_server.protocol.wire import Count, Only, PositiveCount, Text, Unsupported, Wire, invalid
 
+#: OpenAI's limits on what comes back in the answer, and in three events of a stream.
+Metadata = Annotated[
+    dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]], Field(max_length=16)
+]
+_MAX_USER_CHARS = 512
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
     "message.output_text.logprobs",
@@ -241,8 +246,8 @@ class ResponsesRequest(SamplingFields):
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
 
     # given back in the answer
-    metadata: dict[Text, Text] | None = None
-    user: Text | None = None
+    metadata: Metadata | None = None
+    user: Annotated[Text, Field(max_length=_MAX_USER_CHARS)] | None = None
 
     # accepted without effect
     store: bool | None = None

@@ -101,3 +101,27 @@ def test_the_turns_that_messages_make() -> None:
     ]
     assert len(turns) == 7, "neighbours are one turn"
     assert turns[2].reasoning == "Hm." and turns[2].calls[0].arguments == '{"a": "é"}'
+
+
+def test_blocks_of_anthropics_own_tools_are_left_out_and_named() -> None:
+    search = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [{"encrypted_content": "e"}]}
+    summary = {"type": "compaction", "content": "What was said."}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [summary, search, found, TEXT]},
+        {"role": "user", "content": "y"},
+    ]
+    body = request(messages=messages)
+    assert [turn.text for turn in body.as_conversation.turns] == ["x", "What was said.\nx", "y"]
+    kinds = ("server_tool_use", "web_search_tool_result")
+    assert body.unsupported_blocks == [f"messages.1.content.{n} ({kind})" for n, kind in enumerate(kinds, 1)]
+    messages[0]["content"] = [found]
+    assert "has no place for such a block" in refused(messages=messages)
+
+
+def test_the_systems_blocks_are_texts() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
+    assert "'image' blocks are not supported" in refused(system=[TEXT, image])
+    document = {"type": "document", "source": {"type": "text", "data": "A rule."}}
+    assert request(system=[TEXT, document]).as_conversation.turns[0].text == "x\nA rule."

@@ -359,3 +359,10 @@ def test_a_model_without_a_template_continues_the_prompt(make_client: MakeClient
         "/api/generate", json={"model": "tiny", "prompt": "Once", "stream": False}
     )
     assert answer.json()["response"] == "Hello!" and bytes(engine.streams[0].prompt) == b"Once"
+
+
+def test_a_top_p_above_1_is_off_and_0_keeps_one_token(client: Any, server: LiveServer) -> None:
+    for given, taken in ((1.5, 1.0), (0, 0.0)):
+        options = {"top_p": given, "num_predict": 1}
+        client.chat("tiny", [{"role": "user", "content": "Hi"}], options=options)
+        assert server.engine.streams[-1].params.top_p == taken

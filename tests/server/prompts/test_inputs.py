@@ -270,7 +270,7 @@ def test_biases_have_token_ids_as_keys(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("temperature", -1), ("top_p", 0), ("seed", 2**63), ("stop", "")]
+    ("name", "value"), [("temperature", -1), ("top_p", -0.1), ("seed", 2**63), ("stop", "")]
 )
 def test_values_out_of_range_are_named(name: str, value: Any) -> None:
     with pytest.raises(InvalidParameter) as caught:

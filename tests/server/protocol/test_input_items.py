@@ -45,8 +45,7 @@ def test_items_of_all_spellings() -> None:
 @pytest.mark.parametrize(
     ("item", "name"),
     [
-        ({"type": "item_reference", "id": "msg_1"}, "item_reference"),
-        ({"type": "computer_call", "id": "x"}, "computer_call"),
+        ({"type": "telepathy_call", "id": "x"}, "telepathy_call"),
         ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input_image"),
         ({"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}, "input_file"),
     ],
@@ -109,3 +108,73 @@ def test_what_tools_of_openais_own_left_behind() -> None:
     assert (called.name, json.loads(called.arguments)) == ("apply_patch", {"input": "*** \u00e9"})
     assert (asked.name, json.loads(asked.arguments)) == ("local_shell", action)
     assert body.unsupported_items == ["input.3 (web_search_call)"]
+
+
+def test_calls_that_openai_sent_to_mcp_servers_come_with_their_results() -> None:
+    called = {
+        "type": "mcp_call",
+        "id": "m1",
+        "name": "f",
+        "server_label": "s",
+        "arguments": "{}",
+        "output": "4",
+    }
+    failed = called | {"id": "m2", "output": None, "error": {"code": 5}, "approval_request_id": None}
+    turns = turns_of([{"role": "user", "content": "x"}, called, failed])
+    assert [(turn.role, turn.text, turn.call_id) for turn in turns[1:]] == [
+        ("assistant", "", None),
+        ("tool", "4", "m1"),
+        ("assistant", "", None),
+        ("tool", 'Error: {"code": 5}', "m2"),
+    ]
+    assert turns[1].calls[0].name == "s__f"
+
+
+@pytest.mark.parametrize("names", [{"call_id": "c3"}, {"id": "lsc_1"}])
+def test_outputs_of_a_local_shell_name_the_call_or_its_item(names: dict[str, str]) -> None:
+    shell = {"type": "local_shell_call", "id": "lsc_1", "call_id": "c3", "action": {"type": "exec"}}
+    turns = turns_of([shell, {"type": "local_shell_call_output", "output": "a"} | names])
+    assert [(turn.role, turn.text, turn.call_id) for turn in turns] == [
+        ("assistant", "", None),
+        ("tool", "a", "c3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "kind", ["compaction", "computer_call", "computer_call_output", "mcp_approval_request"]
+)
+def test_other_vendors_items_are_left_out_and_named(kind: str) -> None:
+    body = request([{"role": "user", "content": "x"}, {"type": kind, "id": "i", "anything": [1]}])
+    assert len(body.as_conversation.turns) == 1 and body.unsupported_items == [f"input.1 ({kind})"]
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ({"type": "item_reference", "id": "msg_1"}, "send the item itself"),
+        ({"type": "local_shell_call_output", "output": "a"}, "call_id is missing"),
+        ({"role": "user", "content": None}, "content is missing"),
+    ],
+)
+def test_what_no_answer_can_come_from_is_refused(item: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        request([item])
+
+
+def test_an_assistants_message_may_have_no_content() -> None:
+    turns = turns_of([{"role": "user", "content": "x"}, {"role": "assistant", "content": None}, CALL, RESULT])
+    assert [turn.role for turn in turns] == ["user", "assistant", "tool"] and turns[1].calls
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"metadata": {"k" * 65: "v"}},
+        {"metadata": {"k": "v" * 513}},
+        {"metadata": {str(number): "v" for number in range(17)}},
+        {"user": "u" * 513},
+    ],
+)
+def test_what_comes_back_in_the_answer_is_short(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="at most"):
+        ResponsesRequest.model_validate({"input": "x"} | fields)

@@ -8,6 +8,7 @@ is less than 1 away. Lengths such as 2.0, which JSON Schema calls integers, are 
 from __future__ import annotations
 
 import math
+import reprlib
 from decimal import Decimal
 from typing import Any, TypeGuard
 
@@ -148,8 +149,8 @@ def _check(value: int | float, place: str) -> None:
 
 def _unenforceable(value: int | float, place: str) -> ValueError:
     return ValueError(
-        f"{place} is {value}, a number that can't be enforced exactly: numbers here may have {_MAX_DIGITS} "
-        f"digits, and integers reach to {_MAX_INTEGER}. Round it, or let the value be a string"
+        f"{place} is {reprlib.repr(value)}, a number that can't be enforced exactly: numbers here may have "
+        f"{_MAX_DIGITS} digits, and integers reach to {_MAX_INTEGER}. Round it, or let the value be a string"
     )
 
 

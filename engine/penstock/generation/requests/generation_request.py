@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
@@ -36,7 +37,8 @@ class SamplingParams:
     temperature: float = 1.0
     #: Keep the k most likely tokens; 0 or -1 is all.
     top_k: int = 0
-    #: Keep the most likely tokens that make up this much probability (nucleus, arXiv 1904.09751).
+    #: Keep the most likely tokens that make up this much probability (nucleus, arXiv 1904.09751), at least
+    #: one: 0 is greedy.
     top_p: float = 1.0
     #: Drop tokens less likely than min_p times the most likely one (arXiv 2407.01082).
     min_p: float = 0.0
@@ -98,7 +100,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check("temperature", 0 <= self.temperature <= 100, "at least 0 (and finite)")
         self._check("top_k", self.top_k >= -1, "at least -1 (-1 and 0 keep all tokens)")
-        self._check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+        self._check("top_p", 0 <= self.top_p <= 1, "between 0 and 1")
         self._check("min_p", 0 <= self.min_p <= 1, "between 0 and 1")
         self._check("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0")
         self._check("no_repeat_ngram_size", self.no_repeat_ngram_size >= 0, "at least 0 (0 is off)")
@@ -143,7 +145,7 @@ class SamplingParams:
 
     def _check(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
-            raise InvalidParameter(name, f"{name} is {getattr(self, name)!r}; it must be {rule}")
+            raise InvalidParameter(name, f"{name} is {reprlib.repr(getattr(self, name))}; it must be {rule}")
 
 
 def without_draws(advice: Mapping[str, object]) -> dict[str, object]:
