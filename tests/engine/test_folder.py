@@ -180,17 +180,22 @@ def test_mlx_without_quantization_is_a_model_like_others(llama: Path) -> None:
 
 @pytest.mark.parametrize("says_config", [False, True])
 def test_modelopt_is_named(says_config: bool, llama: Path) -> None:
-    (llama / "hf_quant_config.json").write_text(json.dumps(MODELOPT))
+    told = MODELOPT | {"quantization": MODELOPT["quantization"] | {"quant_algo": "W4A8_AWQ"}}
+    (llama / "hf_quant_config.json").write_text(json.dumps(told))
     if says_config:
-        edit_config(llama, quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"})
-    with pytest.raises(UnsupportedModel, match="quantized .modelopt, NVFP4.*Use the original"):
+        edit_config(llama, quantization_config={"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"})
+    with pytest.raises(UnsupportedModel, match="quantized .modelopt, W4A8_AWQ.*Use the original"):
         open_model(llama)
 
 
 def test_modelopt_of_keys_and_values_alone(llama: Path) -> None:
     quantization = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
     (llama / "hf_quant_config.json").write_text(json.dumps(MODELOPT | {"quantization": quantization}))
-    assert open_model(llama).spec.num_layers == 3
+    file = llama / "model.safetensors"
+    name = "model.layers.0.self_attn.k_proj.k_scale"
+    save_file(load_file(file) | {name: torch.ones(())}, file)
+    opened = open_model(llama)
+    assert opened.spec.num_layers == 3 and name not in opened.store.checkpoint.entries
 
 
 def test_a_file_that_makes_no_sense(llama: Path) -> None:

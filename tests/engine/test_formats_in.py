@@ -361,7 +361,7 @@ FOREIGN: dict[str, tuple[dict[str, Any], str]] = {
     "Marlin": ({"quant_method": "gptq", "bits": 8, "is_marlin_format": True}, "gptq.*marlin"),
     "GPTQ in bytes": ({"quant_method": "gptq", "bits": 8, "pack_dtype": "int8"}, "gptq.*in int8"),
     "AWQ with 3 bits": ({"quant_method": "awq", "bits": 3}, "awq with 3 bits"),
-    "ModelOpt": ({"quant_algo": "NVFP4"}, "NVFP4"),
+    "ModelOpt": ({"quant_algo": "W4A8_AWQ"}, "W4A8_AWQ"),
 }
 
 

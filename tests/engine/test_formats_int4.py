@@ -413,7 +413,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "4 bits int per group of 64; 8 bits int per channel; pack-quantized",
     ),
-    "NVFP4": (scheme(num_bits=4, type="float") | {"format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized"),
+    "NVFP4 in groups of 32": (
+        scheme(num_bits=4, type="float", strategy="group", group_size=32)
+        | {"format": "nvfp4-pack-quantized"},
+        "nvfp4-pack-quantized",
+    ),
 }
 
 

@@ -36,7 +36,7 @@ from penstock.spec import ModelSpec
 from penstock.weights.checkpoints.checkpoint import Checkpoint, check_finished
 from penstock.weights.checkpoints.formats import open_checkpoint, read_config
 from penstock.weights.checkpoints.own_head import TIED_HEAD, has_own_head
-from penstock.weights.checkpoints.quantized.quantization_config import activation_note
+from penstock.weights.checkpoints.quantized.quantization_config import activation_note, kv_note
 from penstock.weights.store import WeightStore
 
 logger = logging.getLogger(__name__)
@@ -253,6 +253,8 @@ def _tell_how_it_is_read(store: WeightStore) -> None:
     checkpoint = store.checkpoint
     if note := activation_note(checkpoint.config):
         logger.info("%s was %s", checkpoint.folder, note)
+    if note := kv_note(checkpoint.config):
+        logger.info("%s: %s", checkpoint.folder, note)
     if not checkpoint.requantized:
         return
     from penstock.weights.quantization_error import sample_error  # for few models

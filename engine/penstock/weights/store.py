@@ -18,6 +18,7 @@ from penstock.config import INT4_GROUP_SIZE, WeightBits
 from penstock.errors import MALFORMED, ConfigError, InvalidConfig
 from penstock.spec import UnitKey
 from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.quantized.module_kinds import module_kinds, names_kinds
 from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
 from penstock.weights.checkpoints.quantized.quantization_config import (
     STEPS_KEY,
@@ -30,6 +31,7 @@ from penstock.weights.checkpoints.quantized.quantization_config import (
 from penstock.weights.file_range import FileRange
 from penstock.weights.formats.int4_format import Int4
 from penstock.weights.formats.model_formats import (
+    as_named,
     as_stored,
     grouped,
     grouped_to_fit,
@@ -175,7 +177,10 @@ def planned_tensors(
         ) from error
     if has_mxfp4_experts(config):
         return with_experts_in(wanted, Int4(Mxfp4.form))
-    if packed:
+    if names_kinds(config):
+        if weights != "int4" and group_size is None:
+            wanted = as_named(wanted, module_kinds(config), has_steps=bool(config.get(STEPS_KEY)))
+    elif packed:
         wanted = in_int4(
             wanted, packed, has_steps=check_quantization(config) is None or bool(config.get(STEPS_KEY))
         )

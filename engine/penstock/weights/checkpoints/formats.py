@@ -35,6 +35,7 @@ _DECODERS = {
     configs.AWQ: "awq:awq_entries",
     configs.PLANES: "planes:planes_entries",
     configs.CODES: "codes:codes_entries",
+    configs.MODELOPT: "modelopt:modelopt_entries",
     **dict.fromkeys(configs.FP8, "fp8:fp8_entries"),
 }
 #: Endings of tensors that show what quantized a checkpoint where config.json does not name it.
@@ -113,6 +114,8 @@ def _open_quantized(stored: Checkpoint) -> Checkpoint:
         requantized = "GPTQ's groups, which are out of order (desc_act)"
     elif any(map(configs.is_fp8, stored.entries.values())):
         requantized = configs.REQUANTIZED
+    elif any(name.endswith(configs.PRE_SCALE) for name in stored.entries):
+        requantized = configs.REQUANTIZED_SCALED
     return Checkpoint(stored.folder, stored.config, entries, idle, requantized, stored.pickles)
 
 
@@ -154,7 +157,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if beside.is_file():
         return config | {"quantization_config": {"quant_method": "gptq"} | checkpoint.read_json(beside)}
     found = checkpoint.read_json(modelopt).get("quantization") if modelopt.is_file() else None
-    if isinstance(found, dict) and found.get("quant_algo"):  # without it only keys and values were quantized
+    if isinstance(found, dict) and (found.get("quant_algo") or found.get("kv_cache_quant_algo")):
         return config | {"quantization_config": found | {"quant_method": "modelopt"}}
     return config
 

@@ -16,7 +16,7 @@ from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
 #: Bytes of an element of dtypes that may be in a file, though Penstock does not read them.
 OTHER_DTYPE_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "U8": 1, "BOOL": 1}
-OTHER_DTYPE_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1}
+OTHER_DTYPE_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 #: A longer header is refused, as the safetensors library refuses it.
 MAX_HEADER_BYTES = 100 << 20
 

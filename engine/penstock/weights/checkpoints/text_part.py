@@ -137,3 +137,9 @@ def text_name(name: str) -> str:
         if name.startswith(beginning):
             return instead + name.removeprefix(beginning)
     return name
+
+
+def whole_names(name: str) -> list[str]:
+    """text_name() backwards: the names that a module of a text model may have in the files of a multimodal
+    one, the text model's own first."""
+    return [name, *(old + name.removeprefix(new) for old, new in _RENAMED if name.startswith(new))]

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from penstock.config import GROUP_SIZES
 from penstock.kernels import Int4Tensor
 from penstock.weights.checkpoints.int4_form import Int4Form
+from penstock.weights.checkpoints.quantized.fp8 import fp8_group_size
+from penstock.weights.checkpoints.quantized.module_kinds import Kind, KindOf
+from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
 from penstock.weights.formats.int4_format import Int4
 from penstock.weights.formats.stacked_format import stored_format
 from penstock.weights.formats.weight_format import WeightFormat
@@ -56,6 +60,27 @@ def in_int4(tensors: ModelTensors, group_size: int, has_steps: bool = True) -> M
         return Int4(Int4Form(group_size, has_steps=has_steps)) if tensor.is_matrix else tensor.format
 
     return _with_formats(tensors, unit=pack)
+
+
+def as_named(tensors: ModelTensors, kind_of: KindOf, has_steps: bool) -> ModelTensors:
+    """The same model with the matrices of its units and head as they will be kept where the checkpoint has
+    these kinds. `has_steps`: 4-bit codes are as Penstock quantizes them itself."""
+
+    def choose(tensor: TensorSpec) -> WeightFormat:
+        kind = kind_of(tensor.parts[0].removesuffix(".weight")) if tensor.is_matrix else None
+        return tensor.format if kind is None else _kept_format(tensor, kind, has_steps)
+
+    return _with_formats(tensors, unit=choose, head=choose)
+
+
+def _kept_format(tensor: TensorSpec, kind: Kind, has_steps: bool) -> WeightFormat:
+    if kind.name == "mxfp4":
+        return Int4(Mxfp4.form)
+    if kind.name == "int4":
+        largest = max(GROUP_SIZES)
+        return Int4(Int4Form(min(kind.group_size or largest, largest), has_steps=has_steps))
+    size = kind.group_size or (fp8_group_size(tensor.shape[-1]) if kind.name == "fp8" else 0)
+    return tensor.format.grouped(tensor, 0 if size and tensor.shape[-1] % size else size)
 
 
 def with_experts_in(tensors: ModelTensors, kind: WeightFormat) -> ModelTensors:

@@ -10,8 +10,17 @@ from penstock.config import GROUP_SIZES, INT8_GROUP_SIZES
 #: Formats of INT8: in bytes (older editions say naive), and in int32 words.
 INT8_FORMATS = ("int-quantized", "naive-quantized", "pack-quantized")
 FP8_FORMATS = ("float-quantized", "naive-quantized")
+#: Floats of few bits with a scale for a group: bits, format, inputs of a group.
+FLOATS_IN_GROUPS = {
+    "nvfp4": (4, "nvfp4-pack-quantized", 16),
+    "mxfp4": (4, "mxfp4-pack-quantized", 32),
+    "mxfp6": (6, "mxfp6-pack-quantized", 32),
+    "mxfp8": (8, "mxfp8-quantized", 32),
+}
 #: The smallest group in which a kernel sums exactly; larger groups of 4 bits must consist of whole ones.
 SMALLEST_GROUP = min(GROUP_SIZES)
+#: Matrices that become INT8 in groups of their own. They don't lie beside INT8 with groups by config.json.
+FLOATS = {"fp8", "nvfp4", "mxfp6", "mxfp8"}
 
 Scheme = dict[str, Any]
 Quantization = dict[str, Any]
@@ -24,8 +33,18 @@ def schemes(quantization: Quantization) -> list[tuple[Scheme, str]]:
 
 
 def kinds(quantization: Quantization) -> set[str]:
-    """How matrices are kept: int8, int4, mxfp4, fp8; "" for matrices that Penstock does not read."""
+    """How matrices are kept: int8, int4, fp8, or a name of FLOATS_IN_GROUPS; "" for matrices that Penstock
+    does not read."""
     return {_kind(scheme, form) for scheme, form in schemes(quantization)}
+
+
+def kinds_and_sizes(quantization: Quantization) -> list[tuple[str, int]]:
+    """The kind of each group of modules, and the inputs that share a scale; 0: all of a row."""
+    found = []
+    for scheme, form in schemes(quantization):
+        is_grouped = scheme.get("strategy") in ("group", "tensor_group")
+        found.append((_kind(scheme, form), int(scheme.get("group_size") or 0) if is_grouped else 0))
+    return found
 
 
 def int8_group_size(quantization: Quantization) -> int:
@@ -62,7 +81,8 @@ def fault(quantization: Quantization) -> str:
     )
     transforms = (quantization.get("transform_config") or {}).get("config_groups")
     in_words = {_kind(scheme, form) for scheme, form in schemes(quantization) if form == "pack-quantized"}
-    is_known = found and "" not in found and not {"int8", "int4"} <= in_words and not {"int8", "fp8"} <= found
+    is_known = found and "" not in found and not {"int8", "int4"} <= in_words
+    is_known = is_known and not ("int8" in found and found & FLOATS)
     if is_known and sparsity == "dense" and not transforms:
         return ""
     what = sorted({_description(scheme) for scheme, _ in schemes(quantization)})
@@ -81,17 +101,18 @@ def int8_sizes(quantization: Quantization) -> set[int]:
 def _kind(scheme: Scheme, form: str) -> str:
     numbers = (scheme.get("num_bits"), scheme.get("type"), bool(scheme.get("symmetric", True)))
     strategy = scheme.get("strategy")
-    size = int(scheme.get("group_size") or -1) if strategy == "group" else 0
+    size = int(scheme.get("group_size") or -1) if strategy in ("group", "tensor_group") else 0
     is_ordered = scheme.get("actorder") in ("group", "dynamic", True)  # a group's inputs lie apart
     if numbers == (8, "int", True) and form in INT8_FORMATS and strategy in ("channel", "group"):
         return "int8" if size in (0, *INT8_GROUP_SIZES) and not is_ordered else ""
     if numbers[:2] == (4, "int") and form == "pack-quantized" and strategy in ("channel", "group"):
         return "int4" if size >= 0 and size % SMALLEST_GROUP == 0 else ""
-    if numbers == (4, "float", True) and form == "mxfp4-pack-quantized" and size == 32:
-        return "mxfp4"
-    if numbers == (8, "float", True) and form in FP8_FORMATS and strategy in ("tensor", "channel", "block"):
-        return "fp8"
-    return ""
+    for kind, (bits, own_form, own_size) in FLOATS_IN_GROUPS.items():
+        if numbers == (bits, "float", True) and (form, size) == (own_form, own_size):
+            return kind
+    is_in_groups = strategy == "group" and size in GROUP_SIZES
+    known = strategy in ("tensor", "channel", "block") or is_in_groups
+    return "fp8" if numbers == (8, "float", True) and form in FP8_FORMATS and known else ""
 
 
 def _description(scheme: Scheme) -> str:

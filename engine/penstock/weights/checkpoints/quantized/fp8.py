@@ -1,9 +1,11 @@
-"""FP8 (E4M3): a byte for each weight, and scales for a tensor, a row or a block of rows and columns. The
-files of DeepSeek and transformers call a block's scale `weight_scale_inv`, though weights are multiplied by
-the scale; others have `weight_scale`."""
+"""FP8 (E4M3): a byte for each weight, and scales for a tensor, a row, a group of a row's inputs, or a block
+of rows and columns. The files of DeepSeek and transformers call a block's scale `weight_scale_inv`, though
+weights are multiplied by the scale; others have `weight_scale`. A scale is a number, or in MXFP8 and some of
+DeepSeek's files a byte with an exponent of two (E8M0)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,6 +21,12 @@ from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
 #: What follows the name of a matrix in the names of its scales.
 SCALE_NAMES = ("_scale_inv", "_scale")
+#: Dtypes of scales that are exponents of two.
+EXPONENTS = ("U8", "F8_E8M0")
+#: The number of each exponent. 255 stands for NaN, and becomes infinite.
+POWERS = torch.ldexp(torch.ones(256), torch.arange(256) - 127)
+#: Rows and columns that share a scale where a config names no block, but the files have scales of blocks.
+USUAL_BLOCK = (128, 128)
 
 
 def fp8_entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
@@ -26,12 +34,17 @@ def fp8_entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
     WrongTensor."""
     block = fp8_block(checkpoint.config)
     matrices = {entry.name for entry in checkpoint.entries.values() if is_fp8(entry)}
-    belongings = {name + ending for name in matrices for ending in (*SCALE_NAMES, "_zero_point")}
+    belongings = {each for name in matrices for each in (*scale_names(name), f"{name}_zero_point")}
     for entry in checkpoint.entries.values():
         if entry.name in matrices:
             yield fp8_entry(checkpoint, entry, block)
         elif entry.name not in belongings and not entry.name.endswith(".input_scale_ub"):
             yield entry
+
+
+def scale_names(name: str) -> list[str]:
+    """The names that a matrix's scales may have."""
+    return [*(name + ending for ending in SCALE_NAMES), f"{name.removesuffix('weight')}scale"]
 
 
 def fp8_entry(checkpoint: Checkpoint, stored: TensorEntry, block: tuple[int, int]) -> TensorEntry:
@@ -42,7 +55,7 @@ def fp8_entry(checkpoint: Checkpoint, stored: TensorEntry, block: tuple[int, int
 
 def fp8_scale(checkpoint: Checkpoint, stored: TensorEntry) -> TensorEntry:
     """The scales of a tensor in FP8. Raises MissingTensor."""
-    found = [checkpoint.entries.get(stored.name + ending) for ending in SCALE_NAMES]
+    found = [checkpoint.entries.get(name) for name in scale_names(stored.name)]
     return next((one for one in found if one is not None), None) or checkpoint.entry(f"{stored.name}_scale")
 
 
@@ -67,6 +80,13 @@ class TurnedFp8:
         return values.t() * found.view(dtype).float()[:, None]
 
 
+def scale_numbers(stored: Tensor, dtype: str) -> Tensor:
+    """Bytes of scales as float32."""
+    if dtype in EXPONENTS:
+        return POWERS[stored.int()]
+    return stored.view(DTYPES[dtype]).float()
+
+
 @dataclass(frozen=True)
 class Fp8Rows:
     """weight[o, i] = stored[o, i] * scale[o // rows, i // columns]."""
@@ -83,23 +103,19 @@ class Fp8Rows:
     @classmethod
     def with_scale(cls, stored: TensorEntry, scale: TensorEntry, block: tuple[int, int]) -> Fp8Rows:
         """Raises WrongTensor."""
-        shapes: dict[tuple[int, ...], tuple[int, int]] = {}
-        if len(stored.shape) == 2 and 0 not in stored.shape:
-            num_rows, width = stored.shape
-            if min(block) > 0:
-                shapes[-(-num_rows // block[0]), -(-width // block[1])] = (
-                    min(block[0], num_rows),
-                    min(block[1], width),
-                )
-            shapes |= {shape: (1, width) for shape in ((num_rows,), (num_rows, 1))}
-            shapes |= {shape: (num_rows, width) for shape in ((), (1,), (1, 1))}
-        if scale.shape not in shapes or scale.dtype not in SCALE_DTYPES:
+        flat = scale.shape[::2] if len(scale.shape) == 4 and scale.shape[1::2] == (1, 1) else scale.shape
+        shapes = _blocks_by_shape(stored.shape, block) if len(stored.shape) == 2 else {}
+        if flat not in shapes or scale.dtype not in (*SCALE_DTYPES, *EXPONENTS):
             raise WrongTensor(
                 f"tensor {scale.name} in {scale.file} is {scale.dtype} {list(scale.shape)}; FP8 weights "
-                f"{list(stored.shape)} need a scale for the tensor, for each row, or for each of the blocks "
-                f"that config.json names ({list(block)})"
+                f"{list(stored.shape)} need a scale for the tensor, for each row, for groups of a row, or "
+                f"for each of the blocks that config.json names ({list(block)})"
             )
-        return cls(stored, scale, *shapes[scale.shape])
+        return cls(stored, scale, *shapes[flat])
+
+    @property
+    def _is_in_groups(self) -> bool:
+        return self.rows == 1 and self.columns in GROUP_SIZES
 
     def entry(self, name: str, num_rows: int) -> TensorEntry:
         """So many rows as a tensor."""
@@ -112,7 +128,7 @@ class Fp8Rows:
             (num_rows, width),
             num_rows * width,
             self.read,
-            group_size=fp8_group_size(width),
+            group_size=self.columns if self._is_in_groups else fp8_group_size(width),
         )
 
     def read(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
@@ -121,10 +137,27 @@ class Fp8Rows:
         width = self.stored.shape[1]
         stored = checkpoint.read_stored(self.stored, start * width, stop * width)
         values = stored.view(torch.float8_e4m3fn).view(-1, width).float()
-        first, dtype = start // self.rows, DTYPES[self.scale.dtype]
-        row_bytes = -(-width // self.columns) * dtype.itemsize
+        first = start // self.rows
+        row_bytes = -(-width // self.columns) * (self.scale.num_bytes // math.prod(self.scale.shape))
         last = -(-stop // self.rows)
-        found = checkpoint.read_stored(self.scale, first * row_bytes, last * row_bytes).view(dtype)
-        by_row = found.view(last - first, -1).float().repeat_interleave(self.rows, 0)
+        stored = checkpoint.read_stored(self.scale, first * row_bytes, last * row_bytes)
+        found = scale_numbers(stored, self.scale.dtype)
+        by_row = found.view(last - first, -1).repeat_interleave(self.rows, 0)
         scales = by_row[start - first * self.rows :][: stop - start]
         return values.mul_(scales.repeat_interleave(self.columns, 1)[:, :width])
+
+
+def _blocks_by_shape(
+    stored: tuple[int, ...], block: tuple[int, int]
+) -> dict[tuple[int, ...], tuple[int, int]]:
+    """Rows and columns that share a scale, by the shape of the scales."""
+    num_rows, width = stored
+    if not num_rows or not width:
+        return {}
+    shapes: dict[tuple[int, ...], tuple[int, int]] = {}
+    shapes |= {(num_rows, width // size): (1, size) for size in GROUP_SIZES if width % size == 0}
+    for rows, columns in (USUAL_BLOCK, block):
+        if min(rows, columns) > 0:
+            shapes[-(-num_rows // rows), -(-width // columns)] = (min(rows, num_rows), min(columns, width))
+    shapes |= {shape: (1, width) for shape in ((num_rows,), (num_rows, 1))}
+    return shapes | {shape: (num_rows, width) for shape in ((), (1,), (1, 1))}

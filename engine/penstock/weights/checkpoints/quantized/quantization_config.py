@@ -15,8 +15,15 @@ AWQ = "awq with 4 bits"
 #: gpt-oss: its experts are MXFP4, and all else is unquantized. What holds a layer's experts, the family puts
 #: apart.
 MXFP4 = "mxfp4"
-#: FP8 by DeepSeek's and transformers' own code, by FBGEMM, and by NVIDIA's ModelOpt.
-FP8 = ("fp8", "fbgemm_fp8", "modelopt, FP8")
+#: FP8 by DeepSeek's and transformers' own code, and by FBGEMM.
+FP8 = ("fp8", "fbgemm_fp8")
+#: NVIDIA's ModelOpt, and which of its algorithms are read. Their activations are not rounded here.
+MODELOPT = "modelopt"
+MODELOPT_FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PER_BLOCK", "MXFP8")
+MODELOPT_NVFP4 = ("NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "W4A8_NVFP4_FP8")
+MODELOPT_MXFP4 = ("MXFP4", "W4A8_MXFP4_FP8")
+#: Of several algorithms, which each module's name tells.
+MODELOPT_MIXED = "MIXED_PRECISION"
 MXFP4_GROUP = 32
 #: The dtype of elements in FP8, as safetensors has it.
 FP8_DTYPE = "F8_E4M3"
@@ -27,12 +34,17 @@ PLANES = "planes"
 CODES = "codes"
 #: Under this key, config.json says that all 4-bit matrices have their scales as units and steps.
 STEPS_KEY = "penstock_int4_steps"
-#: What the log says of weights in FP8.
+#: What the log says of weights in FP8, and of those whose inputs AWQ scales.
 REQUANTIZED = "FP8 weights, which become INT8"
-#: Endings of compressed-tensors' scales for activations, keys and values. The scales say how to round these.
+REQUANTIZED_SCALED = "weights of modules whose inputs are multiplied by their pre_quant_scale"
+#: The ending of numbers by which a module's inputs are multiplied before its matrix (ModelOpt's NVFP4_AWQ).
+PRE_SCALE = ".pre_quant_scale"
+#: Endings of other tools' scales for activations, keys and values. The scales say how to round these.
 #: Penstock does not use these scales, and nothing is lost.
 ACTIVATION_SCALES = tuple(
-    f".{of}_{kind}" for of in ("input", "output", "q", "k", "v") for kind in ("scale", "zero_point")
+    f".{of}_{kind}"
+    for of in ("input", "output", "activation", "q", "k", "v", "kv")
+    for kind in ("scale", "zero_point", "global_scale")
 )
 #: How AWQ's tools call the layout that Penstock reads.
 AWQ_LAYOUT = "gemm"
@@ -55,7 +67,7 @@ def check_quantization(config: dict[str, Any]) -> int | None:
     if kind == CODES:
         _check_codes(quantization)
         return 0
-    if kind in FP8:
+    if kind in (*FP8, MODELOPT):
         return None
     if kind == GPTQ_INT4:
         _check_gptq_int4(quantization)
@@ -109,7 +121,7 @@ def fp8_block(config: dict[str, Any]) -> tuple[int, int]:
     quantization = config["quantization_config"]
     if method(quantization) == COMPRESSED:
         return compressed_schemes.block_shape(quantization)
-    rows, columns = quantization.get("weight_block_size") or (0, 0)
+    rows, columns = quantization.get("weight_block_size") or (0, 0)  # null for a scale per tensor
     return int(rows), int(columns)
 
 
@@ -137,6 +149,19 @@ def activation_note(config: dict[str, Any]) -> str:
     )
 
 
+def kv_note(config: dict[str, Any]) -> str:
+    """The same of a checkpoint whose keys and values are to be rounded by scales in its files; "" for all
+    others."""
+    quantization = config.get("quantization_config") or {}
+    if not isinstance(quantization, dict):
+        return ""
+    scheme, algorithm = quantization.get("kv_cache_scheme") or {}, quantization.get("kv_cache_quant_algo")
+    if not scheme and not algorithm:
+        return ""
+    kind = algorithm or f"{scheme.get('num_bits')} bits {scheme.get('type')}"
+    return f"the files' scales of keys and values ({kind}) are not used: --kv-dtype says how these are kept"
+
+
 def method(quantization: dict[str, Any]) -> str:
     """What quantized a checkpoint, with the number of bits where that is known."""
     if (own := quantization.get("penstock")) in (PLANES, CODES):
@@ -146,10 +171,34 @@ def method(quantization: dict[str, Any]) -> str:
     if quantization.get("load_in_4bit") or quantization.get("_load_in_4bit"):
         kind = quantization.get("bnb_4bit_quant_type", "fp4")
         return f"bitsandbytes with 4 bits ({kind}, whose table of 16 is not one of integers)"
+    if _is_modelopt(quantization):
+        return MODELOPT
     named = (quantization.get("quant_method"), quantization.get("quant_algo"))
     name = ", ".join(str(one) for one in named if one) or "an unnamed method"
     bits = quantization.get("bits") or quantization.get("w_bit")
     return f"{name} with {bits} bits" if bits else name
+
+
+def modelopt_algorithms(quantization: dict[str, Any]) -> set[str]:
+    """The algorithms by which ModelOpt quantized a checkpoint's modules, in capitals."""
+    found = str(quantization.get("quant_algo")).upper()
+    if found != MODELOPT_MIXED:
+        return {found}
+    return {
+        str(one.get("quant_algo")).upper() for one in (quantization.get("quantized_layers") or {}).values()
+    }
+
+
+def _is_modelopt(quantization: dict[str, Any]) -> bool:
+    """Whether ModelOpt quantized a checkpoint by algorithms that are read. (Some of its editions call the
+    method modelopt_fp4, and some name none.)"""
+    name = quantization.get("quant_method")
+    known = {*MODELOPT_FP8, *MODELOPT_NVFP4, *MODELOPT_MXFP4}
+    if str(name).startswith("modelopt"):
+        known.add("NONE")  # keys and values alone
+    elif name is not None:
+        return False
+    return bool(found := modelopt_algorithms(quantization)) and found <= known
 
 
 def unsupported(kind: str) -> UnsupportedModel:
@@ -157,14 +206,15 @@ def unsupported(kind: str) -> UnsupportedModel:
         f"the checkpoint is quantized ({kind}); Penstock reads unquantized checkpoints, which it quantizes "
         "itself, compressed-tensors (`int-quantized`, `pack-quantized`) or GPTQ with 8 bits, symmetric, "
         f"per channel or per group of {', '.join(map(str, GROUP_SIZES))} inputs, the same with 4 bits, AWQ "
-        "(gemm), MXFP4 and FP8. Use the original, unquantized repository, or one of these formats"
+        "(gemm), NVFP4, MXFP4, MXFP6, MXFP8 and FP8. Use the original, unquantized repository, or one of "
+        "these formats"
     )
 
 
 def _compressed_group_size(quantization: dict[str, Any]) -> int | None:
     if found := compressed_schemes.fault(quantization):
         raise unsupported(f"compressed-tensors: {found}")
-    if "fp8" in compressed_schemes.kinds(quantization):
+    if compressed_schemes.kinds(quantization) & compressed_schemes.FLOATS:
         return None
     return compressed_schemes.int8_group_size(quantization)
 

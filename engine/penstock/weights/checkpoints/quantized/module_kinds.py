@@ -1,0 +1,110 @@
+"""In what form config.json says that each module's matrix is: what a plan knows before the files are there.
+When the files are read, their tensors tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from penstock.weights.checkpoints.quantized import compressed_schemes
+from penstock.weights.checkpoints.quantized import quantization_config as configs
+from penstock.weights.checkpoints.text_part import whole_names
+
+
+class Kind(NamedTuple):
+    """The form of a matrix."""
+
+    #: One of compressed_schemes.kinds().
+    name: str
+    #: Inputs that share a scale; 0: all of a row.
+    group_size: int = 0
+
+
+#: What a plan takes a module for.
+KindOf = Callable[[str], Kind | None]
+#: Where tools list the modules that they have left unquantized.
+_LISTS = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
+_GROUPS = {"nvfp4": 16, "mxfp4": 32, "mxfp6": 32, "mxfp8": 32}
+
+
+def names_kinds(config: dict[str, Any]) -> bool:
+    """Whether config.json tells in what form each matrix is, where forms are not all INT8."""
+    quantization = config.get("quantization_config") or {}
+    method = configs.method(quantization)
+    if method == configs.COMPRESSED:
+        return compressed_schemes.kinds(quantization) != {"int8"}
+    return method in (*configs.FP8, configs.MODELOPT)
+
+
+def module_kinds(config: dict[str, Any]) -> KindOf:
+    """The kind of a module by its name in the text model, without ".weight"; None for one that is not
+    quantized."""
+    quantization = config.get("quantization_config") or {}
+    method = configs.method(quantization)
+    left_out = [str(each) for name in _LISTS for each in quantization.get(name) or ()]
+    choose = _CHOOSERS.get(method, _uniform)(quantization, method)
+
+    def kind_of(module: str) -> Kind | None:
+        names = whole_names(module)
+        return None if _is_in(names, left_out) else choose(names)
+
+    return kind_of
+
+
+def _uniform(quantization: dict[str, Any], method: str) -> Callable[[list[str]], Kind | None]:
+    kind = Kind("fp8") if method in configs.FP8 else None
+    return lambda names: kind
+
+
+def _compressed(quantization: dict[str, Any], method: str) -> Callable[[list[str]], Kind | None]:
+    """Of several groups, one that names a module goes before one that names all linear modules."""
+    groups = (quantization.get("config_groups") or {}).values()
+    kinds = [Kind(*each) for each in compressed_schemes.kinds_and_sizes(quantization)]
+    targets = [[str(each) for each in group.get("targets") or ()] for group in groups]
+
+    def choose(names: list[str]) -> Kind | None:
+        named = [kind for kind, each in zip(kinds, targets, strict=True) if _is_in(names, each)]
+        usual = [kind for kind, each in zip(kinds, targets, strict=True) if "Linear" in each]
+        return next(iter(named + usual), None)
+
+    return choose
+
+
+def _modelopt(quantization: dict[str, Any], method: str) -> Callable[[list[str]], Kind | None]:
+    layers = quantization.get("quantized_layers") or {}
+    by_layer = {str(name): _modelopt_kind(str(one.get("quant_algo"))) for name, one in layers.items()}
+    usual = None if layers else _modelopt_kind(str(quantization.get("quant_algo")))
+
+    def choose(names: list[str]) -> Kind | None:
+        return next((by_layer[name] for name in names if name in by_layer), usual)
+
+    return choose
+
+
+def _modelopt_kind(algorithm: str) -> Kind | None:
+    algorithm = algorithm.upper()
+    tables = {"nvfp4": configs.MODELOPT_NVFP4, "mxfp4": configs.MODELOPT_MXFP4, "mxfp8": ("MXFP8",)}
+    for name, table in tables.items():
+        if algorithm in table:
+            return Kind(name, _GROUPS[name])
+    return Kind("fp8") if algorithm in configs.MODELOPT_FP8 else None
+
+
+_CHOOSERS: dict[str, Callable[[dict[str, Any], str], Callable[[list[str]], Kind | None]]] = {
+    configs.COMPRESSED: _compressed,
+    configs.MODELOPT: _modelopt,
+}
+
+
+def _is_in(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    return any(_matches(name, pattern) for name in names for pattern in patterns)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a pattern of a tool means a module: an expression behind "re:", a name with * in it, or a name
+    or a part of one between dots."""
+    if pattern.startswith("re:"):
+        return re.match(pattern.removeprefix("re:"), name) is not None
+    return fnmatchcase(name, pattern) if "*" in pattern else f".{pattern}." in f".{name}."
