@@ -49,7 +49,7 @@ def test_every_extra_that_is_advised_exists() -> None:
     assert len(extras) > 5
     for file, names in extras:
         assert set(names.split(",")) <= PROJECT["optional-dependencies"].keys(), file
-    assert not said(r"(?<![\w.])(penstock\\?\[(?:cpm|gguf|nvrtc|otel|events))")
+    assert not said(r"(?<![\w.])(penstock\\?\[(?:cpm|nvrtc|otel|events))")
 
 
 def test_the_version_is_that_of_the_distribution() -> None:

@@ -48,8 +48,9 @@ class Probe:
         told = json.dumps([self._tokenizer.tool_template, self._variables], sort_keys=True, default=repr)
         return hashlib.sha256(told.encode()).digest()
 
-    def shows(self, before: Sequence[Turn], system: Turn, behind: Turn) -> bool:
-        """Whether the template shows `system` between the others. Raises TemplateLost."""
+    def shows(self, before: Sequence[Turn], system: Turn, behind: Turn | None) -> bool:
+        """Whether the template shows `system` between the others. Without one behind it, it is compared with
+        another text in its place, since few templates take no turn at all. Raises TemplateLost."""
         known, asked = _known.setdefault(self._tokenizer, {}), (self._key, *before, system, behind)
         if (found := known.get(asked)) is None:
             found = self._differs(before, system, behind)
@@ -58,9 +59,11 @@ class Probe:
             known[asked] = found
         return found
 
-    def _differs(self, before: Sequence[Turn], system: Turn, behind: Turn) -> bool:
+    def _differs(self, before: Sequence[Turn], system: Turn, behind: Turn | None) -> bool:
+        shown = [system, behind] if behind else [system]
+        other = behind or replace(system, text=f"{system.text} Please.")
         try:
-            return self._write([*before, system, behind]) != self._write([*before, behind])
+            return self._write([*before, *shown]) != self._write([*before, other])
         except TemplateLost:
             raise
         except InvalidParameter:
@@ -90,6 +93,9 @@ def _arrangements(turns: Sequence[Turn], probe: Probe) -> Iterator[Sequence[Turn
     number = _num_in_front(turns)
     has_later = any(turn.role == "system" for turn in turns[number:])
     first = turns
+    if number == len(turns) and not probe.shows([], _SYSTEM, None):  # Gemma 3 shows it in front of a user's
+        yield _without_system(turns)
+        return
     in_front = min(number, _MOST_IN_FRONT) - 1
     if number > 1 and not probe.shows([_SYSTEM] * in_front, _SECOND, _ASKED):
         first = _with_one_system(first)

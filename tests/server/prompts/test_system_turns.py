@@ -74,6 +74,35 @@ S, T, U, V = (
 A = {"role": "assistant", "content": "Hello"}
 
 
+#: Gemma 3's way: the system's text stands in front of the user's, and nowhere without one.
+_IN_FRONT_OF_THE_USERS = (
+    "{%- set first = messages[0].content + '\\n\\n' if messages[0].role == 'system' else '' -%}"
+    "{%- for message in messages if message.role != 'system' -%}"
+    "<{{ message.role }}>{{ first if loop.first else '' }}{{ message.content }}</>"
+    "{%- endfor -%}<assistant>"
+)
+
+
+@pytest.mark.parametrize("path", WRITING[:3])
+def test_a_system_turn_alone_is_shown(
+    make_client: MakeClient, engine: FakeAsyncEngine, use: Use, path: str
+) -> None:
+    use(_IN_FRONT_OF_THE_USERS)
+    client = make_client(engine)
+    ask(client, path, [S])
+    assert prompt(engine) == "<user>Be kind.</><assistant>"
+    ask(client, path, [S, U])
+    assert prompt(engine) == "<user>Be kind.\n\nHi</><assistant>"
+
+
+def test_a_system_turn_alone_keeps_its_place_where_it_is_shown(
+    make_client: MakeClient, engine: FakeAsyncEngine, use: Use
+) -> None:
+    use(PLAIN)
+    ask(make_client(engine), "/v1/chat/completions", [S])
+    assert prompt(engine) == "[system] Be kind.\n[assistant]"
+
+
 @pytest.mark.parametrize("path", WRITING)
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_strict_template_gets_them_in_the_users_turns(
