@@ -21,8 +21,14 @@ class ServerProcess:
     """Use it in a `with`. port: 0 takes a free one; `url` is known at once, `wait_until_ready` waits.
     is_warm: see warm_python.py."""
 
-    def __init__(self, *arguments: str, port: int = 0, is_warm: bool = True) -> None:
-        words = ("-m", "penstock_server", "serve", *arguments, "--port", str(port))
+    def __init__(
+        self,
+        *arguments: str,
+        port: int = 0,
+        is_warm: bool = True,
+        program: tuple[str, ...] = ("-m", "penstock_server"),
+    ) -> None:
+        words = (*program, "serve", *arguments, "--port", str(port))
         self._process = WarmProcess(*words) if is_warm else _cold_process(*words)
         self.log: list[str] = []
         self.greeting: list[str] = []

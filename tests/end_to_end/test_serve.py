@@ -236,6 +236,26 @@ def test_streamed_layers_give_the_same_answer_and_sigterm_lets_an_answer_finish(
         assert server.end() == 0
 
 
+@pytest.mark.slow
+def test_a_read_that_hangs_ends_neither_the_limits_nor_the_shutdown(tmp_path: Path) -> None:
+    """The layers come from a disk that stops answering between two requests."""
+    flag, script = tmp_path / "hang", Path(__file__).with_name("hanging_reads.py")
+    options = ("--resident-layers", "0", "--request-timeout", "2", "--shutdown-timeout", "1")
+    program = (str(script), str(flag))
+    with ServerProcess(MODEL, *options, is_warm=False, program=program) as server:
+        server.wait_until_ready()
+        body = {"prompt": PROMPT, "max_tokens": 4}
+        assert httpx2.post(f"{server.url}/v1/completions", json=body).status_code == 200
+        flag.touch()
+        late = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=None)
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        stream = httpx2.post(f"{server.url}/v1/completions", json=body | {"stream": True}, timeout=None)
+        assert "deadline_exceeded" in stream.text
+        assert httpx2.get(f"{server.url}/health/live").status_code == 200
+        assert server.end() == 1, "the thread that reads can't be ended, and the process ends all the same"
+        assert not any("Traceback" in line for line in server.log)
+
+
 def test_sigint_ends_it_cleanly_in_the_middle_of_an_answer() -> None:
     body = {"prompt": PROMPT, "stream": True, "ignore_eos": True}
     with ServerProcess(MODEL, "--shutdown-timeout", "0") as server:
