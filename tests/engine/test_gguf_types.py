@@ -29,7 +29,7 @@ from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME
-from penstock.weights.checkpoints.gguf_files.gguf_rows import GgufRows, renamed
+from penstock.weights.checkpoints.gguf_files.gguf_rows import renamed
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 from penstock.weights.conversion.convert import convert
 from penstock.weights.quantization_error import quantization_errors
@@ -294,7 +294,7 @@ def written(kind: str, stored: np.ndarray[Any, Any], path: Path) -> TensorEntry:
     path.write_bytes(stored.tobytes())
     width = stored.shape[1] // block.num_bytes * block.num_inputs
     entry = TensorEntry("x", path, 0, kind, (stored.shape[0], width), stored.nbytes)
-    return renamed("x", GgufRows(entry))
+    return renamed("x", entry)
 
 
 def operand(entry: TensorEntry) -> Int4Tensor | QuantizedTensor:

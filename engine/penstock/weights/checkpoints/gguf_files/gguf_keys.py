@@ -70,7 +70,8 @@ def check_keys(numbers: Numbers, rope_type: str) -> None:
             continue
         if is_own and not isinstance(value, list) and value in neutral.get(name, ()):
             continue
-        if is_own or full.startswith(_OTHER):
+        is_other = full.startswith(_OTHER) and (numbers.architecture, full[:6]) != ("apertus", "xielu.")
+        if is_own or is_other:
             shown = f"a list of {len(value)}" if isinstance(value, list) else repr(value)
             raise UnsupportedModel(
                 f"{numbers.path} has {shown} for {full}, which Penstock does not compute with for this "

@@ -13,23 +13,27 @@ from torch import Tensor
 from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.gguf_files.block_types import GROUP
-from penstock.weights.checkpoints.gguf_files.gguf_mixtures import MixtureFile
+from penstock.weights.checkpoints.gguf_files.gguf_architecture import Architecture, Rule, Stored
+from penstock.weights.checkpoints.gguf_files.gguf_dense import minicpm_factors
+from penstock.weights.checkpoints.gguf_files.gguf_mixtures import (
+    DEEPSEEK_NAMES,
+    SIGMOID,
+    SOFTMAX,
+    MixtureFile,
+)
 from penstock.weights.checkpoints.gguf_files.gguf_numbers import Numbers
-from penstock.weights.checkpoints.gguf_files.gguf_rows import GgufRows, renamed
+from penstock.weights.checkpoints.gguf_files.gguf_rows import renamed
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
 KEYS, VALUES = "attn_k_b", "attn_v_b"
-#: llama.cpp's numbers of what makes scores of a router's logits.
-SOFTMAX, SIGMOID = 1, 2
 #: Groups of experts and how many of them a token may use, by scores and number of experts, where a file of an
 #: older converter does not say: those of DeepSeek V2 and V3. Other models have no groups.
 GROUPS = {(SOFTMAX, 160): (8, 3), (SIGMOID, 256): (8, 4)}
-NAMES = {
+NAMES: dict[str, str | Rule] = {
     "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj", "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm", "attn_kv_b": "self_attn.kv_b_proj",
-    "ffn_gate_inp": "mlp.gate", "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj", "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    KEYS: lambda stored: _kv_b(stored), VALUES: lambda stored: _kv_b(stored),
 }  # fmt: skip
 
 
@@ -45,21 +49,17 @@ class LatentMixtureFile(MixtureFile):
         scales = {"mscale": scale, "mscale_all_dim": scale} if rope["rope_type"] == "yarn" and scale else {}
         return super().config(numbers, rope | scales)
 
-    def knows(self, word: str) -> bool:
-        return word in (KEYS, VALUES) or super().knows(word)
 
-    def entries(
-        self, numbers: Numbers, stored: TensorEntry, name: tuple[str, str, str]
-    ) -> Iterator[TensorEntry]:
-        layer, word, _ = name
-        if word not in (KEYS, VALUES):
-            yield from super().entries(numbers, stored, name)
-            return
-        pair = [numbers.tensors.get(f"blk.{layer}.{part}.weight") for part in (KEYS, VALUES)]
-        if pair[0] is None or pair[1] is None:
-            raise CorruptFile(f"{numbers.path} has {stored.name} without its partner; download it again")
-        if word == KEYS:
-            yield joined(f"model.layers.{layer}.self_attn.kv_b_proj.weight", pair[0], pair[1])
+def _kv_b(stored: Stored) -> Iterator[TensorEntry]:
+    """The matrix in two parts, of which the first makes it. Raises CorruptFile."""
+    pair = [stored.entry.name.replace(stored.word, part) for part in (KEYS, VALUES)]
+    keys, values = (stored.numbers.tensors.get(name) for name in pair)
+    if keys is None or values is None:
+        raise CorruptFile(
+            f"{stored.numbers.path} has {stored.entry.name} without its partner; download it again"
+        )
+    if stored.word == KEYS:
+        yield joined(f"{stored.prefix}self_attn.kv_b_proj.weight", keys, values)
 
 
 def joined(name: str, keys: TensorEntry, values: TensorEntry) -> TensorEntry:
@@ -74,7 +74,7 @@ def joined(name: str, keys: TensorEntry, values: TensorEntry) -> TensorEntry:
     num_heads, rank, plain = keys.shape
     step = plain + values.shape[1]
     each = [replace(part, shape=(num_heads * part.shape[1], part.shape[2])) for part in (keys, values)]
-    parts = [renamed(part.name, GgufRows(part)) for part in each]
+    parts = [renamed(part.name, part) for part in each]
 
     def decode(checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
         first, end = start // step, -(-stop // step)
@@ -128,11 +128,30 @@ def _config(numbers: Numbers) -> dict[str, Any]:
     }
 
 
-DEEPSEEK = LatentMixtureFile(
-    "DeepseekV2",
-    "deepseek_v2",
-    _config,
-    names=NAMES,
-    scores=None,
-    whole_names={"exp_probs_b": "mlp.gate.e_score_correction_bias"},
-)
+def _minicpm3_config(numbers: Numbers) -> dict[str, Any]:
+    """Files have neither the width of values nor MiniCPM's factors, which llama.cpp knows."""
+    turned, rank = numbers.integer("rope.dimension_count"), numbers.integer("attention.kv_lora_rank")
+    output = numbers.tensors["blk.0.attn_output.weight"]
+    return minicpm_factors(numbers) | {
+        "kv_lora_rank": rank,
+        "q_lora_rank": numbers.get("attention.q_lora_rank"),
+        "qk_nope_head_dim": numbers.integer("attention.key_length") - turned,
+        "qk_rope_head_dim": turned,
+        "v_head_dim": output.shape[1] // numbers.num_heads,
+    }
+
+
+#: By llama.cpp's name of the architecture.
+LATENTS = {
+    "deepseek2": Architecture(
+        "DeepseekV2",
+        names=NAMES,
+        mixture=LatentMixtureFile(
+            _config,
+            names=DEEPSEEK_NAMES,
+            scores=None,
+            whole_names={"exp_probs_b": "mlp.gate.e_score_correction_bias"},
+        ),
+    ),
+}
+DENSE_LATENTS = {"minicpm3": Architecture("MiniCPM3", _minicpm3_config, NAMES)}

@@ -3,21 +3,27 @@ expert's becomes an entry of its own, which is read without the other experts.""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from penstock.errors import CorruptFile, UnsupportedModel
-from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.gguf_files.gguf_architecture import (
+    Architecture,
+    Rule,
+    Stored,
+    reshaped,
+    row_slice,
+)
+from penstock.weights.checkpoints.gguf_files.gguf_dense import (
+    granite_config,
+    llama_config,
+)
 from penstock.weights.checkpoints.gguf_files.gguf_keys import check_same
 from penstock.weights.checkpoints.gguf_files.gguf_numbers import Numbers, window_layers
-from penstock.weights.checkpoints.gguf_files.gguf_rows import GgufRows, renamed
-from penstock.weights.checkpoints.int4_form import Int4Form, Int4Source
-from penstock.weights.checkpoints.int8_source import Int8Source
-from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry
+from penstock.weights.checkpoints.gguf_files.gguf_rows import Matrix, made_of, renamed
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
 #: More experts than a layer of any known model has.
@@ -25,34 +31,34 @@ MAX_EXPERTS = 8192
 #: The words of llama.cpp for what an expert has.
 GATE, UP, DOWN, GATE_UP = "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_up_exps"
 SHARED_GATE = "ffn_gate_inp_shexp"
+#: llama.cpp's numbers of what makes scores of a router's logits.
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3
 
 
 @dataclass(frozen=True)
 class MixtureFile:
     """How the files of an architecture hold its mixture, and what config.json says of it."""
 
-    #: The architecture in config.json, without "ForCausalLM".
-    model: str
-    model_type: str
-    #: What config.json has beyond what all models have.
+    #: What config.json has beyond what all mixtures have.
     own_config: Callable[[Numbers], dict[str, Any]]
     #: The beginning of an expert's names, and its modules: gate, up, down.
     expert: str = "mlp.experts."
     modules: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    names: dict[str, str] = field(default_factory=dict)
+    names: Mapping[str, str | Rule] = field(default_factory=dict)
     #: Names of tensors that are no module's weight or bias.
-    whole_names: dict[str, str] = field(default_factory=dict)
-    exchanges_rows: bool = False
+    whole_names: Mapping[str, str] = field(default_factory=dict)
     #: The model's own code has gate and up in one matrix, row by row by turns.
     has_turns: bool = False
-    #: llama.cpp's number of what makes scores of a router's logits: 1 is softmax. None: the file decides.
-    scores: int | None = 1
+    #: llama.cpp's number of what makes scores of a router's logits. None: the file decides.
+    scores: int | None = SOFTMAX
     #: What the files leave out of rope's parameters.
-    rope: dict[str, Any] = field(default_factory=dict)
+    rope: Mapping[str, Any] = field(default_factory=dict)
 
     def width(self, numbers: Numbers) -> int:
         """The inner width of an expert. Raises UnsupportedModel."""
-        stacked = numbers.tensors.get(f"blk.{numbers.integer('block_count') - 1}.{DOWN}.weight")
+        stacked = next(
+            (each for name, each in numbers.tensors.items() if name.endswith(f".{DOWN}.weight")), None
+        )
         if stacked is not None and len(stacked.shape) == 3:
             return stacked.shape[2]
         return numbers.integer("expert_feed_forward_length", numbers.get("feed_forward_length"))
@@ -63,8 +69,7 @@ class MixtureFile:
         if self.scores is not None and numbers.get("expert_gating_func", 0) != 0:
             check_same(numbers, "expert_gating_func", self.scores, "Penstock knows one kind of scores here")
         return {
-            "model_type": self.model_type,
-            "rope_parameters": rope | (self.rope if rope["rope_type"] == "yarn" else {}),
+            "rope_parameters": rope | (dict(self.rope) if rope["rope_type"] == "yarn" else {}),
             "num_experts": count,
             "num_local_experts": count,
             "num_experts_per_tok": chosen,
@@ -75,43 +80,39 @@ class MixtureFile:
         """Whether a tensor belongs to the mixture, and is no module of the layer's own."""
         return _stacked(word) in (GATE, UP, DOWN, GATE_UP) or word in self.whole_names
 
-    def entries(
-        self, numbers: Numbers, stored: TensorEntry, name: tuple[str, str, str]
-    ) -> Iterator[TensorEntry]:
-        """The entries that a tensor becomes. `name`: layer, word and kind ("weight" or "bias")."""
-        layer, word, kind = name
-        prefix = f"model.layers.{layer}."
+    def entries(self, stored: Stored) -> Iterator[TensorEntry]:
+        """The entries that a tensor becomes. Raises CorruptFile and UnsupportedModel."""
+        word, prefix = stored.word, stored.prefix
         if word in self.whole_names:
             # A matrix with one row lies in files as a vector.
-            is_flat = word == SHARED_GATE and len(stored.shape) == 1
-            stored = replace(stored, shape=(1, *stored.shape)) if is_flat else stored
-            yield renamed(prefix + self.whole_names[word], GgufRows(stored))
-            return
-        if not self.has_turns or word == DOWN:
-            yield from self._apart(numbers, stored, prefix, word, kind)
+            is_flat = word == SHARED_GATE and len(stored.entry.shape) == 1
+            entry = reshaped(stored.entry, 1, -1) if is_flat else stored.entry
+            yield renamed(prefix + self.whole_names[word], entry)
+        elif not self.has_turns or word == DOWN:
+            yield from self._apart(stored)
         elif word == GATE:
-            partner = numbers.tensors.get(stored.name.replace(GATE, UP))
-            if partner is None or partner.shape != stored.shape:
-                raise CorruptFile(f"{numbers.path} has no {UP} that fits {stored.name}; download it again")
-            pairs = zip(_slices(numbers, stored), _slices(numbers, partner), strict=True)
-            for number, (gate, up) in enumerate(pairs):
-                yield by_turns(f"{prefix}{self.expert}{number}.gate_up_proj.{kind}", gate, up)
+            partner = stored.partner(UP)
+            pairs = zip(_slices(stored, stored.entry), _slices(stored, partner), strict=True)
+            for number, pair in enumerate(pairs):
+                yield by_turns(stored.name(f"{self.expert}{number}.gate_up_proj"), *pair)
         elif word == GATE_UP:
-            raise UnsupportedModel(f"{numbers.path} has {stored.name}, and Penstock reads gate and up apart")
+            raise UnsupportedModel(
+                f"{stored.numbers.path} has {stored.entry.name}, and Penstock reads gate and up apart"
+            )
 
-    def _apart(
-        self, numbers: Numbers, stored: TensorEntry, prefix: str, word: str, kind: str
-    ) -> Iterator[TensorEntry]:
+    def _apart(self, stored: Stored) -> Iterator[TensorEntry]:
         gate, up, down = self.modules
-        parts = {GATE: (gate,), UP: (up,), DOWN: (down,), GATE_UP: (gate, up)}[_stacked(word)]
-        if word != _stacked(word):  # older files have each expert alone: ffn_gate.3
-            alone = word.rpartition(".")[2]
-            yield renamed(f"{prefix}{self.expert}{alone}.{parts[0]}.{kind}", GgufRows(stored))
+        word = _stacked(stored.word)
+        parts = {GATE: (gate,), UP: (up,), DOWN: (down,), GATE_UP: (gate, up)}[word]
+        if word != stored.word:  # older files have each expert alone: ffn_gate.3
+            alone = stored.word.rpartition(".")[2]
+            yield renamed(stored.name(f"{self.expert}{alone}.{parts[0]}"), stored.entry)
             return
-        for number, whole in enumerate(_slices(numbers, stored)):
-            for index, part in enumerate(parts):
-                rows = GgufRows(_rows(whole, index, len(parts)))
-                yield renamed(f"{prefix}{self.expert}{number}.{part}.{kind}", rows)
+        for number, matrix in enumerate(_slices(stored, stored.entry)):
+            height = matrix.shape[0] // len(parts)
+            for index, module in enumerate(parts):
+                rows = row_slice(matrix, index * height, height) if len(parts) > 1 else matrix
+                yield renamed(stored.name(f"{self.expert}{number}.{module}"), rows)
 
 
 def _stacked(word: str) -> str:
@@ -120,103 +121,63 @@ def _stacked(word: str) -> str:
     return f"{name}_exps" if number.isdecimal() else word
 
 
-def _slices(numbers: Numbers, stored: TensorEntry) -> Iterator[TensorEntry]:
+def _slices(stored: Stored, whole: TensorEntry) -> Iterator[TensorEntry]:
     """Each expert's part of a tensor. Raises CorruptFile."""
-    count = numbers.integer("expert_count")
-    if len(stored.shape) < 2 or stored.shape[0] != count or count > MAX_EXPERTS or 0 in stored.shape:
+    count = stored.numbers.integer("expert_count")
+    if len(whole.shape) < 2 or whole.shape[0] != count or count > MAX_EXPERTS or 0 in whole.shape:
         raise CorruptFile(
-            f"{numbers.path}: tensor {stored.name} has shape {list(stored.shape)}, where {count} experts are "
-            "needed; download the file again"
+            f"{stored.numbers.path}: tensor {whole.name} has shape {list(whole.shape)}, where {count} "
+            "experts are needed; download the file again"
         )
-    num_bytes = stored.num_bytes // count
-    first = replace(stored, shape=stored.shape[1:], num_bytes=num_bytes)
-    return (replace(first, offset=stored.offset + number * num_bytes) for number in range(count))
-
-
-def _rows(matrix: TensorEntry, index: int, count: int) -> TensorEntry:
-    """One of `count` equal parts of a matrix's rows."""
-    num_bytes = matrix.num_bytes // count
-    shape = (matrix.shape[0] // count, *matrix.shape[1:])
-    return replace(matrix, shape=shape, offset=matrix.offset + index * num_bytes, num_bytes=num_bytes)
+    num_bytes = whole.num_bytes // count
+    first = replace(whole, shape=whole.shape[1:], num_bytes=num_bytes)
+    return (replace(first, offset=whole.offset + number * num_bytes) for number in range(count))
 
 
 def by_turns(name: str, first: TensorEntry, second: TensorEntry) -> TensorEntry:
-    """The rows of two tensors by turns, as one tensor. Raises UnsupportedModel."""
-    pair = [renamed(each.name, GgufRows(each)) for each in (first, second)]
-    rows, num_bytes = 2 * first.shape[0], first.num_bytes + second.num_bytes
-    shape = (rows, *first.shape[1:])
-    sources = [each.int4 for each in pair]
-    if sources[0] is not None and sources[1] is not None and sources[0].form == sources[1].form:
-        codes = TurnsOfCodes(sources[0], sources[1])
-        return replace(int4_entry(name, first, (rows, shape[1]), codes), num_bytes=num_bytes)
-    if pair[0].dtype != pair[1].dtype:
-        raise UnsupportedModel(f"{first.file} has {first.name} and {second.name} in types of two kinds")
-
-    def decode(checkpoint: Checkpoint, start: int, stop: int) -> Tensor:
-        return _turns(start, stop, *(_some(checkpoint, each, start, stop) for each in pair))
-
-    integers = [each.int8 for each in pair]
-    both = None
-    if integers[0] and integers[1] and integers[0].group_size == integers[1].group_size:
-        both = TurnsOfIntegers(integers[0], integers[1])
-    return replace(pair[0], name=name, shape=shape, num_bytes=num_bytes, decode=decode, int4=None, int8=both)
-
-
-@dataclass(frozen=True)
-class TurnsOfCodes:
-    """Two matrices of 4-bit codes, row by row by turns."""
-
-    first: Int4Source
-    second: Int4Source
-
-    @property
-    def form(self) -> Int4Form:
-        return self.first.form
-
-    def read(self, checkpoint: Checkpoint, start: int, stop: int) -> dict[str, Tensor]:
-        rows = start // 2, -(-stop // 2)
-        first, second = (source.read(checkpoint, *rows) for source in (self.first, self.second))
-        return {name: _turns(start, stop, array, second[name]) for name, array in first.items()}
-
-
-@dataclass(frozen=True)
-class TurnsOfIntegers:
-    """Two matrices of INT8 in groups of one size, row by row by turns."""
-
-    first: Int8Source
-    second: Int8Source
-
-    @property
-    def group_size(self) -> int:
-        return self.first.group_size
-
-    def read(self, checkpoint: Checkpoint, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        rows = start // 2, -(-stop // 2)
-        first, second = (source.read(checkpoint, *rows) for source in (self.first, self.second))
-        return _turns(start, stop, first[0], second[0]), _turns(start, stop, first[1], second[1])
-
-
-def _some(checkpoint: Checkpoint, entry: TensorEntry, start: int, stop: int) -> Tensor:
-    return entry.read_rows(checkpoint, start // 2, -(-stop // 2))
-
-
-def _turns(start: int, stop: int, first: Tensor, second: Tensor) -> Tensor:
-    """Rows start:stop of two tensors by turns, of which the rows from start // 2 on are there."""
-    both = torch.stack((first, second), dim=1).flatten(0, 1)
-    return both[start % 2 :][: stop - start]
+    """The rows of two tensors by turns, as one tensor."""
+    rows = torch.arange(first.shape[0] + second.shape[0]).view(2, -1).T.flatten()
+    return made_of(name, Matrix((first, second), rows))
 
 
 #: Names of a mixture in Llama's frame, by Qwen's modules.
-_QWEN = {
+QWEN_NAMES: dict[str, str | Rule] = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj", "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }  # fmt: skip
+#: By DeepSeek's.
+DEEPSEEK_NAMES: dict[str, str | Rule] = {
+    "ffn_gate_inp": "mlp.gate", "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj", "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}  # fmt: skip
+
+
+def sigmoid_config(numbers: Numbers) -> dict[str, Any]:
+    """DeepSeek V3's router, by config.json's keys."""
+    if numbers.get("expert_gating_func", 0) != 0:
+        check_same(numbers, "expert_gating_func", SIGMOID, "Penstock knows one kind of scores here")
+    num_groups = numbers.integer("expert_group_count", 1)
+    return {
+        "n_routed_experts": numbers.integer("expert_count"),
+        "n_shared_experts": int(numbers.get("expert_shared_count", 0)),
+        "routed_scaling_factor": numbers.real("expert_weights_scale", 0.0) or 1.0,
+        "norm_topk_prob": bool(numbers.get("expert_weights_norm", False)),
+        "n_group": num_groups,
+        "topk_group": numbers.integer("expert_group_used_count", num_groups),
+        "first_k_dense_replace": int(numbers.get("leading_dense_block_count", 0)),
+    }
+
+
+def _dense_width(numbers: Numbers) -> dict[str, Any]:
+    """The width of layers without experts."""
+    return {"intermediate_size": numbers.largest("feed_forward_length", 1)}
 
 
 def _qwen3_config(numbers: Numbers) -> dict[str, Any]:
+    numbers.get("n_deepstack_layers")  # says where images come in
     # llama.cpp takes these for granted.
-    return _norm(numbers, True) | {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    return _norm(numbers, True) | {"model_type": "qwen3_moe", "decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
 def _qwen2_config(numbers: Numbers) -> dict[str, Any]:
@@ -225,6 +186,7 @@ def _qwen2_config(numbers: Numbers) -> dict[str, Any]:
         raise CorruptFile(f"{numbers.path} has no blk.0.ffn_up_shexp.weight; download it again")
     return _qwen3_config(numbers) | {
         **_norm(numbers, False),
+        "model_type": "qwen2_moe",
         "shared_expert_intermediate_size": shared.shape[0],
         "qkv_bias": "blk.0.attn_q.bias" in numbers.tensors,
     }
@@ -237,7 +199,7 @@ def _norm(numbers: Numbers, usual: bool) -> dict[str, Any]:
 
 def _mixtral_config(numbers: Numbers) -> dict[str, Any]:
     check_same(numbers, "expert_weights_norm", True, "the weights of a token's experts add up to one here")
-    return {"sliding_window": None}
+    return {"model_type": "mixtral", "sliding_window": None}
 
 
 def _olmoe_config(numbers: Numbers) -> dict[str, Any]:
@@ -253,34 +215,210 @@ def _gpt_oss_config(numbers: Numbers) -> dict[str, Any]:
     }
 
 
+def _glm4moe_config(numbers: Numbers) -> dict[str, Any]:
+    return sigmoid_config(numbers) | _dense_width(numbers) | {
+        "model_type": "glm4_moe",
+        "use_qk_norm": numbers.has(0, "attn_q_norm"),
+        "attention_bias": "blk.0.attn_q.bias" in numbers.tensors,
+        "num_nextn_predict_layers": int(numbers.get("nextn_predict_layers", 0)),
+    }  # fmt: skip
+
+
+def _dots1_config(numbers: Numbers) -> dict[str, Any]:
+    own = {"sliding_window": None, "attention_bias": "blk.0.attn_q.bias" in numbers.tensors}
+    return sigmoid_config(numbers) | _dense_width(numbers) | own
+
+
+def _minimax_config(numbers: Numbers) -> dict[str, Any]:
+    head_dim = numbers.head_dim
+    return {
+        "rotary_dim": numbers.integer("rope.dimension_count", head_dim),
+        "use_qk_norm": True,
+        "qk_norm_type": "per_layer",
+        "use_routing_bias": True,
+        "scoring_func": "sigmoid",
+    }
+
+
+def _ernie_config(numbers: Numbers) -> dict[str, Any]:
+    for name in ("expert_shared_feed_forward_length", "expert_weights_scale"):
+        numbers.get(name)
+    return _dense_width(numbers) | {
+        "moe_num_experts": numbers.integer("expert_count"),
+        "moe_k": numbers.integer("expert_used_count"),
+        "moe_num_shared_experts": int(numbers.get("expert_shared_count", 0)),
+        "moe_layer_start_index": int(numbers.get("leading_dense_block_count", 0)),
+        "moe_layer_interval": numbers.integer("interleave_moe_layer_step", 1),
+        "moe_layer_end_index": -1,
+        "use_bias": False,
+    }  # fmt: skip
+
+
+def _hunyuan_config(numbers: Numbers) -> dict[str, Any]:
+    shared = numbers.integer("expert_shared_count", 1)
+    width = numbers.integer("expert_shared_feed_forward_length", numbers.integer("feed_forward_length"))
+    return {
+        "model_type": "hunyuan_v1_moe",
+        "intermediate_size": width // shared if width % shared == 0 and shared > 1 else width,
+        "moe_topk": numbers.integer("expert_used_count"),
+        "num_shared_expert": shared,
+        "use_qk_norm": True,
+        "moe_layer_num_skipped": 0,
+    }
+
+
+def _phimoe_config(numbers: Numbers) -> dict[str, Any]:
+    original = numbers.integer("rope.scaling.original_context_length", 0)
+    return {
+        "attention_bias": any(f"blk.0.attn_{name}.bias" in numbers.tensors for name in ("q", "qkv")),
+        "lm_head_bias": "output.bias" in numbers.tensors,
+        "sliding_window": numbers.integer("attention.sliding_window", 0) or None,
+        "original_max_position_embeddings": original or numbers.integer("context_length"),
+    }
+
+
+def _llama4_config(numbers: Numbers) -> dict[str, Any]:
+    """What files leave out, llama.cpp knows: windows of 8192 tokens and their period, and no norms of q and
+    k in the model of 128 experts."""
+    layers, count = numbers.num_layers, numbers.integer("expert_count")
+    kinds = window_layers(numbers, 4, 1)
+    has_chunks = numbers.get("attention.sliding_window", 8192) != 0
+    return {
+        "model_type": "llama4_text",
+        "intermediate_size_mlp": numbers.largest("feed_forward_length"),
+        "intermediate_size": numbers.integer("expert_feed_forward_length"),
+        "interleave_moe_layer_step": numbers.integer("interleave_moe_layer_step", 1),
+        "no_rope_layers": [int(not has_chunks or kind == "sliding_attention") for kind in kinds],
+        "attention_chunk_size": 8192 if has_chunks else None,
+        "attn_temperature_tuning": has_chunks,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "use_qk_norm": count != 128,
+        "layer_types": [
+            "chunked_attention" if has_chunks and kind == "sliding_attention" else "full_attention"
+            for kind in kinds[:layers]
+        ],
+    }
+
+
+_MIXTRAL_EXPERTS = ("w1", "w3", "w2")
+_BLOCK_SPARSE = "block_sparse_moe.experts."
+_QWEN3 = MixtureFile(_qwen3_config, names=QWEN_NAMES)
+_CORRECTED = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
+#: Heads of GLM-4.5 that guess further tokens: behind the layers, under names of their own.
+_NEXTN: dict[str, str | Rule] = {
+    "nextn.eh_proj": "eh_proj", "nextn.enorm": "enorm", "nextn.hnorm": "hnorm",
+    "nextn.embed_tokens": "embed_tokens", "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.shared_head_head": "shared_head.head",
+}  # fmt: skip
+_AFTER = {"post_attention_norm": "post_attention_layernorm"}
 #: By llama.cpp's name of the architecture.
 MIXTURES = {
-    "llama": MixtureFile(
+    "llama": Architecture(
         "Mixtral",
-        "mixtral",
-        _mixtral_config,
-        "block_sparse_moe.experts.",
-        ("w1", "w3", "w2"),
-        {"ffn_gate_inp": "block_sparse_moe.gate"},
         exchanges_rows=True,
+        mixture=MixtureFile(
+            _mixtral_config, _BLOCK_SPARSE, _MIXTRAL_EXPERTS, {"ffn_gate_inp": "block_sparse_moe.gate"}
+        ),
     ),
-    "qwen2moe": MixtureFile(
+    "qwen2moe": Architecture(
         "Qwen2Moe",
-        "qwen2_moe",
-        _qwen2_config,
-        names=_QWEN,
-        whole_names={SHARED_GATE: "mlp.shared_expert_gate.weight"},
+        mixture=MixtureFile(
+            _qwen2_config, names=QWEN_NAMES, whole_names={SHARED_GATE: "mlp.shared_expert_gate.weight"}
+        ),
     ),
-    "qwen3moe": MixtureFile("Qwen3Moe", "qwen3_moe", _qwen3_config, names=_QWEN),
-    "olmoe": MixtureFile("Olmoe", "olmoe", _olmoe_config, names=_QWEN),
-    "gpt-oss": MixtureFile(
+    "qwen3moe": Architecture("Qwen3Moe", mixture=_QWEN3),
+    "qwen3vlmoe": Architecture("Qwen3Moe", mixture=_QWEN3),
+    "olmoe": Architecture("Olmoe", mixture=MixtureFile(_olmoe_config, names=QWEN_NAMES)),
+    "gpt-oss": Architecture(
         "GptOss",
-        "gpt_oss",
-        _gpt_oss_config,
-        names={"ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"},
-        whole_names={"attn_sinks": "self_attn.sinks"},
-        has_turns=True,
-        scores=3,
-        rope={"truncate": False},
+        names=_AFTER,
+        mixture=MixtureFile(
+            _gpt_oss_config,
+            names={"ffn_gate_inp": "mlp.router"},
+            whole_names={"attn_sinks": "self_attn.sinks"},
+            has_turns=True,
+            scores=SOFTMAX_OF_CHOSEN,
+            rope={"truncate": False},
+        ),
     ),
-}
+    "granitemoe": Architecture(
+        "GraniteMoe",
+        lambda numbers: llama_config(numbers) | granite_config(numbers),
+        exchanges_rows=True,
+        mixture=MixtureFile(
+            lambda numbers: {}, _BLOCK_SPARSE, names={"ffn_gate_inp": "block_sparse_moe.router.layer"}
+        ),
+    ),
+    "glm4moe": Architecture(
+        "Glm4Moe",
+        names=_AFTER | _NEXTN,
+        rotates_part=True,
+        mixture=MixtureFile(_glm4moe_config, names=DEEPSEEK_NAMES, whole_names=_CORRECTED, scores=None),
+    ),
+    "dots1": Architecture(
+        "Dots1",
+        mixture=MixtureFile(_dots1_config, names=DEEPSEEK_NAMES, whole_names=_CORRECTED, scores=None),
+    ),
+    "minimax-m2": Architecture(
+        "MiniMaxM2",
+        rotates_part=True,
+        mixture=MixtureFile(
+            _minimax_config,
+            _BLOCK_SPARSE,
+            _MIXTRAL_EXPERTS,
+            {"ffn_gate_inp": "block_sparse_moe.gate"},
+            {"exp_probs_b": "block_sparse_moe.e_score_correction_bias"},
+            scores=SIGMOID,
+        ),
+    ),
+    "ernie4_5-moe": Architecture(
+        "Ernie4_5_Moe",
+        names={
+            "exp_probs_b": lambda stored: iter(
+                (
+                    renamed(
+                        f"{stored.prefix}mlp.moe_statics.e_score_correction_bias",
+                        reshaped(stored.entry, 1, -1),
+                    ),
+                )
+            )
+        },
+        mixture=MixtureFile(_ernie_config, names=DEEPSEEK_NAMES),
+    ),
+    "hunyuan-moe": Architecture(
+        "HunYuanMoEV1",
+        names={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        mixture=MixtureFile(
+            _hunyuan_config,
+            names={
+                "ffn_gate_inp": "mlp.gate.wg", "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
+                "ffn_up_shexp": "mlp.shared_mlp.up_proj", "ffn_down_shexp": "mlp.shared_mlp.down_proj",
+            },
+        ),
+    ),
+    "phimoe": Architecture(
+        "Phimoe",
+        mixture=MixtureFile(
+            _phimoe_config, _BLOCK_SPARSE, _MIXTRAL_EXPERTS, {"ffn_gate_inp": "block_sparse_moe.gate"}
+        ),
+    ),
+    "llama4": Architecture(
+        "Llama4",
+        names={
+            "ffn_gate": "feed_forward.gate_proj", "ffn_up": "feed_forward.up_proj",
+            "ffn_down": "feed_forward.down_proj",
+        },
+        mixture=MixtureFile(
+            _llama4_config,
+            "feed_forward.experts.",
+            names={
+                "ffn_gate_inp": "feed_forward.router",
+                "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
+                "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
+                "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+            },
+            scores=SIGMOID,
+        ),
+    ),
+}  # fmt: skip

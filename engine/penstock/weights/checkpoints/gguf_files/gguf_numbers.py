@@ -54,6 +54,41 @@ class Numbers:
         return self.integer("attention.head_count")
 
     @property
+    def num_layers(self) -> int:
+        """Layers of the model, without those that guess further tokens."""
+        others = self.metadata.get(f"{self.architecture}.nextn_predict_layers", 0)
+        return self.integer("block_count") - (others if isinstance(others, int) else 0)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Of the layers that have any: files of hybrid models have a number for each layer."""
+        told = self.get("attention.head_count_kv")
+        if isinstance(told, list) and not any(told):  # a converter has taken all layers for recurrent ones
+            keys = next(
+                (each for name, each in self.tensors.items() if name.endswith(".attn_k.weight")), None
+            )
+            return max(1, keys.shape[0] // self.head_dim) if keys is not None else self.num_heads
+        return self.largest("attention.head_count_kv", self.num_heads)
+
+    @property
+    def has_one_kv_shape(self) -> bool:
+        """Whether all layers that have keys have them of one number of heads."""
+        told = self.get("attention.head_count_kv")
+        return not isinstance(told, list) or len({*told} - {0}) < 2
+
+    def largest(self, name: str, default: int | None = None) -> int:
+        """The largest of the numbers of layers, or the number of all. Raises UnsupportedModel."""
+        values = self.get(name, default)
+        listed = [value for value in values if value] if isinstance(values, list) else []
+        if not listed or not all(isinstance(value, int) and value > 0 for value in listed):
+            return self.integer(name, default)
+        return int(max(listed))
+
+    def has(self, layer: int, word: str) -> bool:
+        """Whether a layer has a weight of this name."""
+        return f"blk.{layer}.{word}.weight" in self.tensors
+
+    @property
     def is_latent(self) -> bool:
         """Whether keys and values are made of latents (MLA)."""
         return self.get("attention.kv_lora_rank") is not None
