@@ -153,6 +153,8 @@ def _without_weights(store: WeightStore) -> Any:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if config.model_type != kind:  # a multimodal model, of which the text part is computed
         config = config.get_text_config()
+    if config.model_type != kind:  # a text part that is another text model, given text alone
+        config = CONFIG_MAPPING[str(kind)].from_dict(store.checkpoint.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
 

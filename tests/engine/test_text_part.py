@@ -4,6 +4,7 @@ that leaves out what the class knows."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 from test_families import TOLERANCE, Model, dequantized, oracle_logits
 from tiny_models import MODELS, build
+from transformers.models.auto import modeling_auto
 
 from penstock.config import EngineConfig
 from penstock.errors import UnexpectedTensor, UnsupportedModel
 from penstock.model.registry import open_model, read_spec
+from penstock.unquantized import UnquantizedModel
 from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.conversion.convert import convert
+from penstock.weights.quantize import quantize
 
 #: Name of a model in tiny_models, the multimodal architecture, and the type of its text part in config.json.
 WHOLES = [
@@ -92,6 +96,94 @@ def test_what_transformers_saves_is_what_transformers_computes(tmp_path: Path) -
     converted = Model(tmp_path / "int8", EngineConfig(kv_dtype="float32"))
     mine = model.all_logits(model.sequences())
     assert torch.equal(converted.all_logits(converted.sequences()), mine)
+
+
+#: What makes the part that sees small, where its config has a number of this name.
+FEW = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "depth": 1, "num_heads": 2, "embed_dim": 16, "out_hidden_size": 64,
+    "image_size": 28, "patch_size": 14, "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
+    "fullatt_block_indexes": [0], "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 16, "vocab_size": 32, "init_pos_emb_height": 4, "init_pos_emb_width": 4,
+}  # fmt: skip
+ROPE3 = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+HALF3 = ROPE3 | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
+#: transformers' type of a multimodal model; the text model in tiny_models from which its text part has its
+#: numbers, and others of its own.
+SAVED: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2_vl": ("Qwen2", {"rope_parameters": ROPE3}),
+    "qwen2_5_vl": ("Qwen2", {"rope_parameters": ROPE3}),
+    "qwen3_vl": ("Qwen3", {"rope_parameters": ROPE3 | {"mrope_interleaved": True}}),
+    "qwen3_vl_moe": ("Qwen3-MoE", {"rope_parameters": ROPE3 | {"mrope_interleaved": True}}),
+    "glm4v": ("GLM-4-0414", {"num_attention_heads": 4, "rope_parameters": HALF3}),
+    "glm46v": ("GLM-4-0414", {"num_attention_heads": 4, "rope_parameters": ROPE3}),
+    "glm4v_moe": ("GLM-4.5", {"use_qk_norm": False, "rope_parameters": HALF3}),
+    "kimi_k25": ("DeepSeek V3", {}),
+    "exaone4_5": ("EXAONE 4", {}),
+    "lfm2_vl": ("LFM2", {}),
+    "smolvlm": ("Llama", {}),
+    "internvl": ("Qwen3", {}),
+    "llava_onevision": ("Qwen2", {}),
+    "voxtral": ("Llama", {}),
+    "minicpmv4_6": ("Qwen3.5", {}),
+    "nemotron_h_omni": ("Nemotron-H", {}),
+    "paligemma": ("Gemma", {}),
+    "mistral3": ("Ministral 3", {}),
+}
+
+#: Each form of names once.
+OFTEN = ["qwen2_5_vl", "qwen3_vl_moe", "kimi_k25", "smolvlm", "glm4v"]
+
+
+def build_whole(kind: str, folder: Path) -> Any:
+    """A multimodal model of transformers, small and random, as it saves itself."""
+    made, (text_model, own) = transformers.CONFIG_MAPPING[kind](), SAVED[kind]
+    name = made.text_config.model_type
+    text = transformers.CONFIG_MAPPING[name](**(MODELS[text_model][1] | own))
+    made.text_config, made.tie_word_embeddings = text, bool(getattr(text, "tie_word_embeddings", False))
+    for part in ("vision_config", "audio_config"):
+        for key, value in FEW.items():
+            if hasattr(config := getattr(made, part, None), key):
+                is_pair = isinstance(getattr(config, key), list | tuple) and not isinstance(value, list)
+                setattr(config, key, [value, value] if is_pair else value)
+    torch.manual_seed(5)
+    names = {**modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    names |= modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    whole = getattr(transformers, names[kind])._from_config(made, attn_implementation="eager")
+    whole = whole.float().eval()
+    for parameter in whole.parameters():  # numbers that INT8 has
+        if parameter.dim() in (2, 3):
+            rows = quantize(parameter.detach().flatten(0, -2)).dequantize()
+            parameter.data = rows.view_as(parameter)
+    whole.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    # transformers renames layers of Kimi's text part when it saves it, as it does those of the vision tower.
+    names = {
+        name: name.replace("language_model.model.blocks.", "language_model.model.layers.")
+        for name in load_file(file)
+    }
+    save_file({names[name]: tensor for name, tensor in load_file(file).items()}, file)
+    return whole
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in SAVED if kind not in OFTEN] + OFTEN
+)
+def test_a_whole_model_given_text_alone(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The engine and the unquantized twin against transformers' whole model; what else the files hold is
+    named."""
+    whole = build_whole(kind, tmp_path)
+    expected = oracle_logits(whole)
+    tolerance = TOLERANCE["float32"] * float(expected.max() - expected.min())
+    with caplog.at_level(logging.INFO):
+        model = Model(tmp_path, EngineConfig(kv_dtype="float32"))
+    assert model.spec.implementation == "penstock"
+    assert float((model.all_logits(model.sequences()) - expected).abs().max()) <= tolerance
+    ids = torch.randint(3, 160, (1, 40), generator=torch.Generator().manual_seed(5))
+    with torch.inference_mode():
+        twin = UnquantizedModel(open_model(tmp_path)).forward(ids).logits
+        assert float((twin - whole(input_ids=ids).logits).abs().max()) <= tolerance
+    assert "the text part is served; left out: " in caplog.text
 
 
 SPARSE = {

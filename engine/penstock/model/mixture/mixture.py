@@ -185,16 +185,25 @@ class Mixture:
 
     def separate(self, checkpoint: Checkpoint) -> None:
         """Put experts apart that lie in merged tensors, under the names that experts have alone."""
-        names, is_transposed = self.names, self.is_merged_transposed
+        names = self.names
         for layer in self.layers:
             prefix = self.prefix.format(layer)
             for name, usual in names.in_memory:
                 rename(checkpoint, prefix + name, prefix + usual)
-            expert = prefix + names.expert
+            expert, is_transposed = prefix + names.expert, self._is_transposed(checkpoint, prefix)
             gate_up = (f"{names.gate}.weight", f"{names.up}.weight")
             separate_experts(checkpoint, prefix + names.merged_gate_up, expert, gate_up, is_transposed)
             down = (f"{names.down}.weight",)
             separate_experts(checkpoint, prefix + names.merged_down, expert, down, is_transposed)
+
+    def _is_transposed(self, checkpoint: Checkpoint, prefix: str) -> bool:
+        """Whether merged tensors have inputs before outputs. Qwen3-VL's files have, though those of its text
+        model have not: the shape tells."""
+        down = checkpoint.entries.get(prefix + self.names.merged_down)
+        width, size = self.narrow_size or self.hidden_size, self.expert_size
+        if down is None or width == size or down.shape[1:] not in ((width, size), (size, width)):
+            return self.is_merged_transposed
+        return down.shape[1:] == (size, width)
 
 
 def mixture_mlp(

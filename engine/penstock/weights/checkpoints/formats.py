@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +19,9 @@ from penstock.weights.checkpoints import folder as folders
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.quantized import quantization_config as configs
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
-from penstock.weights.checkpoints.text_part import is_multimodal, text_config, text_tensors
+from penstock.weights.checkpoints.text_part import is_multimodal, text_config, text_tensors, told
+
+logger = logging.getLogger(__name__)
 
 #: Modules that read files of other kinds, with open_checkpoint() and read_config(). What a module here names
 #: is imported when a model of the kind is opened.
@@ -137,7 +140,12 @@ def _open_stored(folder: Path, allow_pickle: bool) -> Checkpoint:
     stored = Checkpoint.open(folder)
     has_text_part = is_multimodal(stored.config)
     stored.config = read_config(folder)
-    return text_tensors(stored) if has_text_part else stored
+    if not has_text_part:
+        return stored
+    text, left_out = text_tensors(stored)
+    if left_out:
+        logger.info("%s: the text part is served; left out: %s", folder, told(left_out))
+    return text
 
 
 def read_config(folder: Path) -> dict[str, Any]:
