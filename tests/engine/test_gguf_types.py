@@ -29,7 +29,7 @@ from penstock.model.registry import open_model
 from penstock.unquantized import UnquantizedModel
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME
-from penstock.weights.checkpoints.gguf_files.gguf_rows import renamed
+from penstock.weights.checkpoints.gguf_files.gguf_rows import Matrix, made_of, renamed
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 from penstock.weights.conversion.convert import convert
 from penstock.weights.quantization_error import quantization_errors
@@ -445,3 +445,37 @@ def outcome(file: Path) -> str:
     except CheckpointError as error:
         return type(error).__name__
     return "read"
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "IQ4_XS", "Q4_0", "MXFP4", "Q8_0", "Q3_K", "Q6_K", "F16"])
+@pytest.mark.parametrize("unit", [128, 256])
+def test_rows_and_columns_in_another_order(kind: str, unit: int, tmp_path: Path) -> None:
+    """Rows of two tensors by turns, and heads of columns, also where a block reaches over two heads: what the
+    package decodes, in that order, and codes and integers that say the same."""
+    blocks = [random_blocks(kind, 6, 1024, seed) for seed in (1, 2)] if kind != "F16" else [
+        np.random.default_rng(seed).standard_normal((6, 1024)).astype(np.float16) for seed in (1, 2)
+    ]  # fmt: skip
+    parts = []
+    for number, stored in enumerate(blocks):
+        path = tmp_path / f"{number}.bin"
+        path.write_bytes(stored.tobytes())
+        parts.append(TensorEntry("x", path, 0, kind, (6, 1024), stored.nbytes))
+    plain = [
+        torch.from_numpy(each.astype(np.float32)) if kind == "F16" else decoded(kind, each) for each in blocks
+    ]
+    rows = torch.tensor([7, 0, 1, 11, 2, 2, 5])
+    columns = torch.randperm(1024 // unit, generator=torch.Generator().manual_seed(3))
+    whole = torch.cat([each.view(6, 1024) for each in plain])[rows]
+    expected = whole.view(7, -1, unit)[:, columns].flatten(1)
+    entry = made_of("y", Matrix((parts[0], parts[1]), rows, columns))
+    assert entry.shape == (7, 1024) and entry.sources == tuple(parts)
+    with Checkpoint(tmp_path, {}, {"y": entry}) as checkpoint:
+        for start, stop in ((0, 7), (2, 5), (6, 7)):
+            found = checkpoint.read_rows("y", start, stop).float()
+            torch.testing.assert_close(found, expected[start:stop], atol=1e-6, rtol=1e-6)
+            if entry.int8 is not None:
+                integers, scales = entry.int8.read(checkpoint, start, stop)
+                groups = integers.view(*scales.shape, -1).float() * scales.float()[..., None]
+                torch.testing.assert_close(groups.flatten(1), expected[start:stop])
+    is_coded = kind in ("Q4_K", "IQ4_XS", "Q4_0", "MXFP4")
+    assert (entry.int4 is not None) == is_coded
