@@ -242,7 +242,7 @@ def _block_manager(loaded: LoadedModel, features: Features, meter: StepMeter) ->
         plan.num_kv_blocks,
         config.block_size,
         config.enable_prefix_caching,
-        states=StatePool(plan.num_state_slots, plan.num_state_sequences),
+        states=StatePool(plan.num_state_slots, plan.num_state_sequences, plan.guess_room),
         store=tiers,
         compute_s=lambda num_tokens: meter.prompt_s(num_tokens, config.max_num_batched_tokens),
         pieces=None if tiers is None else tiers.pieces,

@@ -226,6 +226,17 @@ class ModelSpec:
         """Bytes of a sequence's recurrent states over all layers; 0 for a model without."""
         return sum(layout.num_bytes for layout in self.states)
 
+    @property
+    def guess_bytes(self) -> int:
+        """Bytes of what a guess brings to the recurrent states of all layers, which is kept until it was
+        replayed or was wrong."""
+        return sum(layout.guess_bytes for layout in self.states)
+
+    @property
+    def path_bytes(self) -> int:
+        """Bytes of the largest state of one layer: a path of guesses goes on from a copy."""
+        return max((layout.num_bytes for layout in self.states), default=0)
+
     def state_layout(self, layer_index: int) -> StateLayout:
         """The recurrent state of a layer."""
         return self.states[layer_index] if self.states else NO_STATE
@@ -364,8 +375,10 @@ class ModelFootprint:
     head_formats: tuple[tuple[str, int], ...] = ()
     #: ModelSpec.implementation
     implementation: str = "penstock"
-    #: ModelSpec.state_bytes
+    #: ModelSpec.state_bytes, guess_bytes, path_bytes
     state_bytes: int = 0
+    guess_bytes: int = 0
+    path_bytes: int = 0
     #: Bytes of a token in each part of one layer's keys and values.
     kv_part_bytes: tuple[int, ...] = ()
     #: ModelSpec.features

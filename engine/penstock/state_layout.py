@@ -14,6 +14,8 @@ class StatePart(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
+    #: Shapes of what a token brings to it. A guess that was right is replayed from these numbers, in float32.
+    fed: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -33,5 +35,24 @@ class StateLayout:
     def num_elements(self) -> int:
         return sum(math.prod(part.shape) for part in self.parts)
 
+    @property
+    def guess_bytes(self) -> int:
+        """Bytes of what one guess brings to the state."""
+        return 4 * sum(math.prod(shape) for part in self.parts for shape in part.fed)
+
 
 NO_STATE = StateLayout()
+
+
+class GuessRoom(NamedTuple):
+    """Room for guesses in a model with recurrent states, which have no way back to the last guess that was
+    right."""
+
+    #: Guesses of a step, and those that were right in the steps before, until their sequences' next steps
+    #: replay them.
+    num_rows: int = 0
+    #: Paths of guesses of a step, each of which goes on from a copy of a layer's state.
+    num_paths: int = 0
+
+
+NO_ROOM = GuessRoom()

@@ -375,9 +375,15 @@ def test_states_decide_how_many_sequences_run() -> None:
     config = EngineConfig(num_kv_tokens=4096, max_model_len=4096, host_memory_bytes=16 * GIB)
     plan = plan_memory(size, machine(20 * GIB), config)
     assert plan.num_state_slots == 2 * GIB // each == 27 and plan.num_state_sequences == 14
-    assert plan.state_bytes == 27 * each and plan.host_used_bytes <= 16 * GIB
+    # A guess brings to each: the convolution's row, k, v, decay and beta. 64 guesses take a 16th of the rest.
+    kept = 36 * (8192 + 16 * 128 + 32 * 128 + 32 + 32) * 4
+    assert plan.guess_room == (64, 16) and 80 * kept > 27 * each / 16 > 64 * kept
+    assert plan.state_bytes == 27 * each + 64 * kept + 16 * each // 36
+    assert plan.host_used_bytes <= 16 * GIB
     assert any("14 sequences run at a time instead of 64" in note for note in plan.notes)
     without = replace(config, enable_prefix_caching=False, max_num_seqs=4)
     assert plan_memory(size, machine(20 * GIB), without).num_state_slots == 4
+    unguessed = plan_memory(size, machine(20 * GIB), replace(without, speculation="off"))
+    assert unguessed.state_bytes == 4 * each and unguessed.guess_room == (0, 0)
     with pytest.raises(CapacityError, match="--state-memory"):
         plan_memory(size, machine(20 * GIB), replace(config, state_bytes=each - 1))

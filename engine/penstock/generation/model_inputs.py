@@ -13,7 +13,8 @@ from torch import Tensor
 
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence
-from penstock.kernels import BatchLayout, StateSlots
+from penstock.generation.state_inputs import StateInputs
+from penstock.kernels import BatchLayout
 from penstock.model.family import GivenRows
 from penstock.weights.adapters.adapter import StepAdapters
 
@@ -96,8 +97,8 @@ class ModelInputs:
                 wanted_rows += range(len(input_ids) - 1, len(input_ids) + item.drafts.num_nodes)
             input_ids += item.drafts.token_ids
             rows += _runs(item)
-        query_start = [0, *accumulate(len(run.positions) for run in rows)]
-        starts = torch.tensor(query_start, dtype=torch.int32)
+        starts = torch.tensor([0, *accumulate(len(run.positions) for run in rows)], dtype=torch.int32)
+        states, guessed = StateInputs.of(batch, firsts)
         copies = [
             copy
             for item, first in zip(batch.scheduled, firsts, strict=True)
@@ -112,7 +113,8 @@ class ModelInputs:
             prefix_lens=_prefix_lens(rows),
             cross=_cross_layout(batch, starts),
             rope_lengths=_rope_lengths(rows),
-            states=_state_slots(batch, query_start),
+            states=states,
+            guessed=guessed,
             copied_rows=torch.tensor([row for row, _ in copies]) if copies else None,
             copied_slots=torch.tensor([slot for _, slot in copies]) if copies else None,
         )
@@ -205,20 +207,6 @@ def _cross_layout(batch: Batch, query_start: Tensor) -> BatchLayout | None:
     nothing = torch.empty(0, dtype=torch.int64)
     tables = _padded([encoder.block_table for encoder in encoders])
     return BatchLayout(nothing, nothing, tables, query_start, lengths, prefix_lens=lengths)
-
-
-def _state_slots(batch: Batch, query_start: list[int]) -> StateSlots | None:
-    """BatchLayout.states"""
-    slots = [item.sequence.state_slot for item in batch.scheduled]
-    if None in slots:
-        return None
-    counts, rows, kept = [0], list[int](), list[int]()
-    for item, first in zip(batch.scheduled, query_start, strict=False):
-        before = first - item.sequence.num_computed_tokens - 1
-        rows += [before + num_tokens for num_tokens, _ in item.saves]
-        kept += [slot for _, slot in item.saves]
-        counts.append(len(rows))
-    return StateSlots(*(torch.tensor(each, dtype=torch.int32) for each in (slots, counts, rows, kept)))
 
 
 def _prefix_lens(rows: List[_RowRun]) -> Tensor | None:

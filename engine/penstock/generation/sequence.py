@@ -103,6 +103,8 @@ class Sequence:
         self.num_left_tokens = 0
         #: Where its recurrent state lies, while the sequence runs and the model has such states.
         self.state_slot: int | None = None
+        #: Rows of right guesses that its state does not have yet (GuessRows).
+        self.guess_rows: tuple[int, ...] = ()
         #: Its first so many tokens were found in others' blocks (StateSaves).
         self.num_shared_tokens = 0
         #: The copy of its state that its next copy takes the place of.

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from penstock.config import EngineConfig
+from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.executor import Executor
 from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.prompt_frame import PromptFrame
@@ -28,6 +29,7 @@ from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool, whole_lines
 from penstock.model.family import Family
 from penstock.spec import KVLayout, ModelSpec
+from penstock.state_layout import GuessRoom
 from penstock.weights.layer_weights import AskForExperts, ExpertGroup, LayerWeights, no_experts, with_head
 from penstock.weights.tensors import ModelTensors, TensorSpec, Unit, UnitLayout
 
@@ -55,8 +57,10 @@ def largest_step(
 ) -> Batch:
     """A step with as many tokens of as many sequences as the config allows. Each sequence has `num_past`
     computed tokens, and none is longer than `longest`. All keys and values lie in block 0. A model that
-    encodes its inputs encodes as many tokens as a step encodes at most, or one input as long as `longest`."""
+    encodes its inputs encodes as many tokens as a step encodes at most, or one input as long as `longest`.
+    With recurrent states the longest sequence has a guess, and replays one: its rows are put in order."""
     rope, has_encoder = (spec.rope, spec.has_encoder) if spec is not None else (None, False)
+    has_states = spec is not None and spec.state_bytes > 0
     num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     left = config.max_num_batched_tokens
     is_whole = spec is not None and spec.sees_prompt_both_ways
@@ -66,6 +70,8 @@ def largest_step(
     for index in range(num_seqs):
         num_new = min(longest - num_past, left - (num_seqs - index - 1))
         left -= num_new
+        has_guess = has_states and not index and num_new > 1 and config.speculation != "off"
+        num_new -= has_guess
         num_tokens = num_past + num_new
         num_encoded = max(config.max_num_batched_tokens, longest) if has_encoder and not index else 1
         sequence = Sequence(
@@ -75,13 +81,16 @@ def largest_step(
             frame=PromptFrame((0,) * num_tokens if has_encoder else (), is_whole=is_whole),
         )
         sequence.advance(num_past)
-        sequence.block_table += [0] * -(-num_tokens // config.block_size)
-        sequence.state_slot = 0 if spec is not None and spec.state_bytes else None
+        sequence.block_table += [0] * -(-(num_tokens + has_guess) // config.block_size)
+        sequence.state_slot = 0 if has_states else None
         if rope is not None:
             sequence.follow_length(rope.frequency_length(num_tokens, num_tokens))
         if sequence.encoder is not None:
             sequence.encoder.block_table += [0] * -(-num_encoded // config.block_size)
-        scheduled.append(ScheduledSequence.of(sequence, num_new))
+        item = ScheduledSequence.of(sequence, num_new)
+        if has_guess:
+            item = item._replace(drafts=DraftTree.chain((0,)), guess_rows=(0,), replayed=(0,))
+        scheduled.append(item)
     encoded = (scheduled[0].sequence,) if has_encoder else ()
     return Batch(tuple(scheduled), encoded=encoded)
 
@@ -101,13 +110,14 @@ def measure_activations(
     places = layers.places(tensors.stacks[0].name) if len(tensors.stacks) == 1 else ()
     spec = family.spec
     num_bytes = whole_lines(config.block_size * spec.kv_bytes_per_token(kv_layout))
-    num_bytes += spec.state_bytes
+    guesses = GuessRoom(num_rows=16, num_paths=1)  # rows of whole cache lines
+    num_bytes += spec.state_bytes + guesses.num_rows * spec.guess_bytes + spec.path_bytes
 
     def make_arena(num_bytes: int) -> Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
     pool = MemoryPool("warm-up", num_bytes, make_arena)
-    kv_cache = KVCache(spec, 1, config.block_size, kv_layout, pool, num_states=1)
+    kv_cache = KVCache(spec, 1, config.block_size, kv_layout, pool, num_states=1, guesses=guesses)
     executor = Executor(family, embedding, head, layers, kv_cache, config.max_num_seqs, places)
     sampler = Sampler(family.spec.vocab_size, frozenset())
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -146,6 +146,12 @@ class LayerKV:
     parts: tuple[Tensor, ...]  # of the shapes that the layout says
     #: The layer's recurrent states: float32 [num_states, *shape] for each part of its StateLayout.
     states: tuple[Tensor, ...] = ()
+    #: For each part of the state: what guesses brought to it, float32 [num_rows, *shape] for each shape of
+    #: StatePart.fed.
+    kept: tuple[tuple[Tensor, ...], ...] = ()
+    #: Room for copies of states, from which paths of guesses go on: float32 [num_paths, *shape] for each
+    #: part.
+    ahead: tuple[Tensor, ...] = ()
 
     @cached_property
     def plain(self) -> tuple[int, Tensor, Tensor | None]:
@@ -202,6 +208,44 @@ class StateSlots:
 
 
 @dataclass(frozen=True)
+class GuessedPaths:
+    """The guesses of a step, path by path from a sequence's first guess to the last one of a run. A path goes
+    on from a copy of the state that the sequence's certain tokens leave. A guess may lie on several paths."""
+
+    slots: Tensor  # int64 [num_paths]: the slot of each path's sequence
+    rows: Tensor  # int64 [num_path_rows]: the step's rows of the paths
+    #: Of `rows`. The copies of states have the slots 0, 1, ...
+    layout: BatchLayout
+    guesses: Tensor  # int64 [num_guesses]: the step's row of each guess
+    kept: Tensor  # int64 [num_guesses]: the row of LayerKV.kept that gets what the guess brings to the state
+
+
+@dataclass(frozen=True)
+class GuessedStates:
+    """The order in which layers with states compute a step's rows, if it has guesses or replays some. Each
+    sequence has one state: first it gets the right guesses of the sequence's last step, which are replayed
+    from LayerKV.kept, and then the step's tokens that are certain. The paths come after that."""
+
+    replayed: Tensor  # int64 [num_replayed]: rows of LayerKV.kept
+    #: int64 [num_certain_rows]: rows of the `replayed` ones with the step's behind them
+    rows: Tensor
+    #: Of `rows`.
+    layout: BatchLayout
+    #: int64 [num_tokens]: where each of the step's rows is among the results of `rows`, with those of
+    #: paths.rows behind them
+    places: Tensor
+    paths: GuessedPaths | None = None
+
+    def certain(self, x: Tensor, kept: Tensor | None) -> Tensor:
+        """What `rows` bring to a state, by what the step's rows [num_tokens, ...] bring. kept: of guesses;
+        None: it does not matter what the replayed ones bring."""
+        if not len(self.replayed):
+            return x[self.rows]
+        before = x.new_zeros(len(self.replayed), *x.shape[1:]) if kept is None else kept[self.replayed]
+        return torch.cat((before, x))[self.rows]
+
+
+@dataclass(frozen=True)
 class RamSplits:
     """Splits of 256 keys to which the processor attends where they lie: in RAM, beside a card. A token that
     has them sees none of their keys in the card's memory."""
@@ -255,8 +299,10 @@ class BatchLayout:
     #: Where the encoded inputs of the same tokens' sequences lie, for a decoder that attends to them: all
     #: keys are in the prefix. None in models without an encoder.
     cross: BatchLayout | None = None
-    #: None in models without recurrent states.
+    #: None in models without recurrent states, and where `guessed` has the order of the rows.
     states: StateSlots | None = None
+    #: None in steps without guesses, unless right guesses of a step before are replayed.
+    guessed: GuessedStates | None = None
     #: Tokens whose K and V are written once more, into blocks of branches of drafts, which go on from them:
     #: their rows, and the slots. int64 [num_copies]; None where there are none.
     copied_rows: Tensor | None = None
@@ -270,23 +316,14 @@ class BatchLayout:
         return self.with_tensors([each.to(device, non_blocking=True) for each in self.tensors()])
 
     def tensors(self) -> list[Tensor]:
-        """All tensors, those of `cross` and `states` included, in an order of their own."""
-        own = [value for value in vars(self).values() if isinstance(value, Tensor)]
-        own += [] if self.cross is None else self.cross.tensors()
-        return own if self.states is None else [*own, *vars(self.states).values()]
+        """All tensors, also those inside of its parts, in an order of their own."""
+        return list(_tensors_in(self))
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> BatchLayout:
         """The layout with others in place of tensors(), in their order."""
         assert self.in_ram is None, "it is for one layer, on one device"
-        others = iter(tensors)
-        fields: dict[str, Any] = {
-            name: next(others) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        if self.cross is not None:
-            fields["cross"] = self.cross.with_tensors(others)
-        if self.states is not None:
-            fields["states"] = StateSlots(**{name: next(others) for name in vars(self.states)})
-        return BatchLayout(**fields)
+        found: BatchLayout = _with_tensors(self, iter(tensors))
+        return found
 
     def write_kv(self, kernels: WritesKV, k: Tensor, v: Tensor, kv: LayerKV) -> None:
         """Write a layer's K and V of the step's tokens, [num_tokens, num_kv_heads, head_dim] each."""
@@ -394,6 +431,29 @@ class AttentionSpec:
             self.scale, self.softcap, self.window, self.chunk, address(self.alibi_slopes), *bias,
             address(self.sinks), self.latent_dim,
         )  # fmt: skip
+
+
+def _tensors_in(operand: Any) -> Iterator[Tensor]:
+    """The tensors of a dataclass and of the dataclasses inside of it."""
+    for field in fields(operand):
+        value = getattr(operand, field.name)
+        if isinstance(value, Tensor):
+            yield value
+        elif is_dataclass(value):
+            yield from _tensors_in(value)
+
+
+def _with_tensors(operand: Any, others: Iterator[Tensor]) -> Any:
+    """The dataclass with others in place of _tensors_in(), in their order."""
+    values = {}
+    for field in fields(operand):
+        value = getattr(operand, field.name)
+        if isinstance(value, Tensor):
+            value = next(others)
+        elif is_dataclass(value):
+            value = _with_tensors(value, others)
+        values[field.name] = value
+    return type(operand)(**values)
 
 
 def address(tensor: Tensor | None) -> int | None:

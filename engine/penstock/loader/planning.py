@@ -124,7 +124,7 @@ def _measure_activations(
     it."""
     num_past = min(longest, USUAL_TOKENS) // 2 if kernels.traits.gathers_keys else 0
     batch = largest_step(config, longest, num_past, opened.spec)
-    num_positions = batch.scheduled[0].sequence.num_tokens
+    num_positions = batch.scheduled[0].sequence.num_tokens + batch.scheduled[0].drafts.num_nodes
     key = (
         repr(opened.spec),
         opened.store.tensors,

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.memory.pools import MemoryPool, whole_lines
 from penstock.metrics import KVSpillStats
 from penstock.spec import KVLayout, ModelSpec
-from penstock.state_layout import StateLayout
+from penstock.state_layout import NO_ROOM, GuessRoom, StateLayout
 
 
 class BlockCache(Protocol):
@@ -42,9 +42,10 @@ class KVCache:
         layout: KVLayout,
         pool: MemoryPool,
         num_states: int = 0,
+        guesses: GuessRoom = NO_ROOM,
     ) -> None:
-        """Allocates all blocks at once, and slots for the recurrent states of `num_states` sequences. Raises
-        CapacityError if the pool is too small."""
+        """Allocates all blocks at once, slots for the recurrent states of `num_states` sequences, and room
+        for guesses in models with such states. Raises CapacityError if the pool is too small."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.layout = layout
@@ -62,6 +63,15 @@ class KVCache:
             _state_views(spec.state_layout(index), num_states, pool, index)
             for index in range(spec.num_layers)
         ]
+        #: Of each layer and each part of its state: what guesses brought to it, float32
+        #: [guesses.num_rows, *shape] for each shape of StatePart.fed.
+        self.kept = [
+            _kept_views(spec.state_layout(index), guesses.num_rows, pool, index)
+            for index in range(spec.num_layers)
+        ]
+        #: Copies of a layer's states, from which paths of guesses go on: float32 [guesses.num_paths, *shape]
+        #: for each part. All layers use the same memory, one after the other.
+        self.ahead = _ahead_views(spec, guesses.num_paths, pool)
 
     @cached_property
     def _block_rows(self) -> list[Tensor]:
@@ -131,10 +141,35 @@ def _layer_views(
 
 def _state_views(layout: StateLayout, num_states: int, pool: MemoryPool, index: int) -> tuple[Tensor, ...]:
     """The states of a layer, one tensor for each part of the layout."""
-    buffer = pool.allocate(f"state.{index}", num_states * layout.num_bytes).view(torch.float32)
-    sizes = [num_states * math.prod(part.shape) for part in layout.parts]
-    views = torch.split(buffer[: sum(sizes)], sizes) if sizes else ()
-    return tuple(view.view(num_states, *part.shape) for view, part in zip(views, layout.parts, strict=True))
+    buffer = pool.allocate(f"state.{index}", num_states * layout.num_bytes)
+    return tuple(_float_views(buffer, [(num_states, *part.shape) for part in layout.parts]))
+
+
+def _kept_views(
+    layout: StateLayout, num_rows: int, pool: MemoryPool, index: int
+) -> tuple[tuple[Tensor, ...], ...]:
+    """KVCache.kept of a layer."""
+    shapes = [(num_rows, *shape) for part in layout.parts for shape in part.fed]
+    buffer = pool.allocate(f"guesses.{index}", whole_lines(num_rows * layout.guess_bytes))
+    views = iter(_float_views(buffer, shapes))
+    return tuple(tuple(next(views) for _ in part.fed) for part in layout.parts)
+
+
+def _ahead_views(spec: ModelSpec, num_paths: int, pool: MemoryPool) -> list[tuple[Tensor, ...]]:
+    """KVCache.ahead of each layer."""
+    layouts = [spec.state_layout(index) for index in range(spec.num_layers)]
+    most = max((layout.num_bytes for layout in layouts), default=0)
+    buffer = pool.allocate("guesses", num_paths * most)
+    return [
+        tuple(_float_views(buffer, [(num_paths, *part.shape) for part in layout.parts])) for layout in layouts
+    ]
+
+
+def _float_views(buffer: Tensor, shapes: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
+    """Tensors of these shapes, one after the other in a buffer (uint8)."""
+    floats, sizes = buffer.view(torch.float32), [math.prod(shape) for shape in shapes]
+    views = torch.split(floats[: sum(sizes)], sizes) if sizes else ()
+    return [view.view(shape) for view, shape in zip(views, shapes, strict=True)]
 
 
 def kv_views(

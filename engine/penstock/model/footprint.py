@@ -51,6 +51,8 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout | None
         head_formats=elements_by_price((output,)) if tensors.has_logits else (),
         implementation=spec.implementation,
         state_bytes=spec.state_bytes,
+        guess_bytes=spec.guess_bytes,
+        path_bytes=spec.path_bytes,
         matrices=_matrices(spec, tensors),
         kv_part_bytes=_part_bytes(spec, kv_layout),
         features=spec.features,

@@ -70,8 +70,8 @@ class ResidentCaches:
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
         self._layers = [
-            LayerKV(cache.layout, parts, states)
-            for parts, states in zip(cache.layers, cache.states, strict=True)
+            LayerKV(cache.layout, *parts)
+            for parts in zip(cache.layers, cache.states, cache.kept, cache.ahead, strict=True)
         ]
 
     @contextlib.contextmanager

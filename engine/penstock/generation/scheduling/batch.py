@@ -30,6 +30,10 @@ class ScheduledSequence(NamedTuple):
     #: Copies of the recurrent state that are kept: (number of the sequence's tokens that the state stands
     #: for, slot of the copy), in the order of tokens.
     saves: tuple[tuple[int, int], ...] = ()
+    #: Of a model with recurrent states: the rows that keep what each draft brings to the states, and those of
+    #: right drafts of steps before, by which the states are behind the tokens that are computed (GuessRows).
+    guess_rows: tuple[int, ...] = ()
+    replayed: tuple[int, ...] = ()
     #: Tokens, by index, whose hidden states are pooled. Where a sequence is there to be pooled, no other rows
     #: are wanted.
     pooled: range | None = None

@@ -20,6 +20,7 @@ class DraftBlocks:
     def __init__(self, block_manager: BlockManager) -> None:
         self._manager = block_manager
         self._pool = block_manager.pool
+        self._guesses = block_manager.states.guesses
         self._block_size = block_manager.block_size
         #: Blocks of the step's branches.
         self._own: set[int] = set()
@@ -31,15 +32,20 @@ class DraftBlocks:
         if not runs:
             return item
         sequence, branches = item.sequence, list[Branch]()
-        num_nodes = self._extend(sequence, len(runs[0]))
+        num_nodes = self._extend(sequence, len(runs[0])) if self._guesses.begin_path() else 0
         if num_nodes == len(runs[0]) and sequence.encoder is None:
             for run in runs[1:]:
-                branch = self._branch(sequence, drafts, run, branches)
+                has_path = self._guesses.begin_path()
+                branch = self._branch(sequence, drafts, run, branches) if has_path else None
                 if branch is None:
                     break
                 branches.append(branch)
                 num_nodes = run.stop
-        return item._replace(drafts=drafts.keep(range(num_nodes)), branches=tuple(branches))
+        return item._replace(
+            drafts=drafts.keep(range(num_nodes)),
+            branches=tuple(branches),
+            guess_rows=self._guesses.take(num_nodes),
+        )
 
     def accept(self, item: ScheduledSequence, accepted: list[int]) -> None:
         """These nodes were right, which are a path. The sequence keeps their blocks. What the first run's
@@ -48,6 +54,8 @@ class DraftBlocks:
         for branch in item.branches:
             if accepted and accepted[-1] in branch.nodes:
                 self._take_over(sequence, branch)
+        if item.guess_rows:
+            self._guesses.accept(sequence, tuple(item.guess_rows[node] for node in accepted))
         token_ids = tuple(item.drafts.token_ids[node] for node in accepted)
         self._manager.prefix_cache.register_accepted(sequence, token_ids)
         num_blocks = self._manager.blocks_for(sequence.num_tokens + len(accepted) + 1)
@@ -55,7 +63,8 @@ class DraftBlocks:
             self._pool.disown(sequence.block_table.pop())
 
     def end_step(self) -> None:
-        """The blocks of all branches that were not right become free again."""
+        """The blocks of all branches that were not right become free again, and the rows of guesses."""
+        self._guesses.end_step()
         for block in sorted(self._own):
             self._pool.disown(block)
         self._own.clear()

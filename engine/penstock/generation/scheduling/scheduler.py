@@ -208,15 +208,14 @@ class Scheduler:
     def _take(self, sequence: Sequence, num_new_tokens: int) -> ScheduledSequence:
         end = sequence.num_computed_tokens + num_new_tokens
         saves = self.block_manager.prefix_cache.register(sequence, end)
+        replayed = self.block_manager.states.guesses.replay(sequence)
         scheduled = ScheduledSequence.of(sequence, num_new_tokens)
-        return scheduled._replace(saves=saves) if saves else scheduled
+        return scheduled._replace(saves=saves, replayed=replayed) if saves or replayed else scheduled
 
     def _draft(self, scheduled: dict[Sequence, ScheduledSequence], budget: int) -> None:
         """Add guesses to what is scheduled: as many as have room in the step, in the answer (which takes one
-        token more than the guesses) and in free blocks. Models with recurrent states get none: a state has
-        no way back to the last guess that was right."""
-        if self.block_manager.states.is_needed:
-            return
+        token more than the guesses), in free blocks and, of models with recurrent states, in GuessRows."""
+        budget = self.block_manager.states.guesses.within(budget)
         ends = (
             sequence for sequence, item in scheduled.items() if item.is_sampled and sequence.group is None
         )

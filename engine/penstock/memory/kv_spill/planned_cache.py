@@ -32,7 +32,8 @@ def planned_cache(
         turns = partial(LinkTurns, memory)
         return SpilledKVCache(spec, num_resident, num_spilled, size, layout, pool, memory, turns)
     if not num_spilled or folder is None:
-        return KVCache(spec, plan.num_kv_blocks, size, layout, pool, plan.num_state_slots)
+        num_states, guesses = plan.num_state_slots, plan.guess_room
+        return KVCache(spec, plan.num_kv_blocks, size, layout, pool, num_states, guesses=guesses)
     file = SpillFile(Path(folder), num_spilled * size * spec.kv_bytes_per_token(layout), depth=depth)
     return SpilledKVCache(
         spec, num_resident, num_spilled, size, layout, pool, file, partial(LayerTurns, file)

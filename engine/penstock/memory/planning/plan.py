@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from penstock.memory.kv_spill.splits_in_ram import AttendsInRam
+from penstock.state_layout import NO_ROOM, GuessRoom
 
 Home = Literal["device", "host", "disk"]
 
@@ -93,6 +94,8 @@ class MemoryPlan:
     #: How many states these are, and how many of their sequences run at a time.
     num_state_slots: int = 0
     num_state_sequences: int = 0
+    #: Room for guesses, in `state_bytes`.
+    guess_room: GuessRoom = NO_ROOM
     #: Adapters (LoRA), on the host.
     adapter_bytes: int = 0
     #: A card and the processor share the products: the card keeps this share of each matrix's output channels

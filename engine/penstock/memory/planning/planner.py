@@ -266,6 +266,7 @@ class _Planner:
             state_bytes=self.states.num_bytes,
             num_state_slots=self.states.num_slots,
             num_state_sequences=self.states.num_sequences,
+            guess_room=self.states.guesses,
             adapter_bytes=self.adapter_bytes,
             kv_host_bytes=self.kv_host_bytes,
             num_spilled_blocks=num_spilled,

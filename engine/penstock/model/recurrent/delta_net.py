@@ -12,7 +12,7 @@ from penstock.kernels import BatchLayout, LayerKV
 from penstock.model.architecture import linear_tensors
 from penstock.model.config_values import count, refuse
 from penstock.model.family import Family
-from penstock.model.recurrent.form import conv_tensors, convolve
+from penstock.model.recurrent.form import Fed, conv_tensors, convolve, recur
 from penstock.spec import ModelSpec
 from penstock.state_layout import StateLayout, StatePart
 from penstock.weights.layer_weights import LayerWeights
@@ -56,8 +56,10 @@ class GatedDeltaNet:
 
     @property
     def layout(self) -> StateLayout:
-        rows = StatePart("rows", (self.width - 1, self._num_channels))
-        return StateLayout((rows, StatePart("heads", (self.num_value_heads, self.key_dim, self.value_dim))))
+        heads, k, v = self.num_value_heads, (self.num_key_heads, self.key_dim), self.value_dim
+        rows = StatePart("rows", (self.width - 1, self._num_channels), fed=((self._num_channels,),))
+        fed = (k, (heads, v), (heads,), (heads,))
+        return StateLayout((rows, StatePart("heads", (heads, self.key_dim, v), fed)))
 
     @property
     def _num_keys(self) -> int:
@@ -108,7 +110,7 @@ class GatedDeltaNet:
         q = self._of_length(family, q, self.key_dim**-0.5)
         k = self._of_length(family, k, 1.0)
         v = v.view(-1, self.num_value_heads, self.value_dim)
-        y = kernels.recurrence(q, k, v, decay, beta, kv.states[1], batch)
+        y = recur(family, Fed(q, k, v, decay, beta), kv, batch)
         y = kernels.rms_norm(y, weights.vector("mixer_norm"), eps).flatten(1)
         return family.project(weights, "mixer_out", kernels.activation(gate, "silu") * y)
 

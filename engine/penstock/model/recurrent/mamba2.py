@@ -12,7 +12,7 @@ from penstock.kernels import BatchLayout, LayerKV
 from penstock.model.architecture import linear_tensors
 from penstock.model.family import Family
 from penstock.model.recurrent.delta_net import decay_of, softplus
-from penstock.model.recurrent.form import conv_tensors, convolve
+from penstock.model.recurrent.form import Fed, conv_tensors, convolve, recur
 from penstock.spec import ModelSpec
 from penstock.state_layout import StateLayout, StatePart
 from penstock.weights.layer_weights import LayerWeights
@@ -54,8 +54,10 @@ class Mamba2:
 
     @property
     def layout(self) -> StateLayout:
-        rows = StatePart("rows", (self.width - 1, self._num_channels))
-        return StateLayout((rows, StatePart("heads", (self.num_heads, self.state_size, self.head_dim))))
+        heads, k = self.num_heads, (self.num_groups, self.state_size)
+        rows = StatePart("rows", (self.width - 1, self._num_channels), fed=((self._num_channels,),))
+        fed = (k, (heads, self.head_dim), (heads,))
+        return StateLayout((rows, StatePart("heads", (heads, self.state_size, self.head_dim), fed)))
 
     def tensors(self, spec: ModelSpec, prefix: str) -> tuple[TensorSpec, ...]:
         hidden, heads, part = spec.hidden_size, self.num_heads, prefix + self.part
@@ -83,7 +85,7 @@ class Mamba2:
         b, c = (each.view(-1, self.num_groups, self.state_size) for each in (b, c))
         step = softplus(step.double() + weights.vector("dt_bias")).clamp(*self.step_limits)
         v = x * step.float()[..., None]
-        y = kernels.recurrence(c, b, v, decay_of(weights, step), None, kv.states[1], batch)
+        y = recur(family, Fed(c, b, v, decay_of(weights, step)), kv, batch)
         y = (y + x * weights.vector("skip")[:, None]).flatten(1)
         return family.project(weights, "mixer_out", self._gated(family, weights, y, gate))
 

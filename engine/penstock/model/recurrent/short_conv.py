@@ -27,7 +27,8 @@ class GatedConv:
 
     @property
     def layout(self) -> StateLayout:
-        return StateLayout((StatePart("rows", (self.width - 1, self.hidden_size)),))
+        rows = StatePart("rows", (self.width - 1, self.hidden_size), fed=((self.hidden_size,),))
+        return StateLayout((rows,))
 
     def tensors(self, spec: ModelSpec, prefix: str) -> tuple[TensorSpec, ...]:
         hidden, part = self.hidden_size, f"{prefix}conv."

@@ -11,14 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.generation.scheduling.block_pool import BlockPool
+from penstock.generation.scheduling.states.guess_rows import GuessRows
 from penstock.generation.sequence import Sequence
+from penstock.state_layout import NO_ROOM, GuessRoom
 
 
 class StatePool:
     """Has the slots 0 .. num_slots - 1, of which `num_sequences` are for sequences that run at a time. With 0
     slots the model has no states, and nothing is done."""
 
-    def __init__(self, num_slots: int = 0, num_sequences: int = 0) -> None:
+    def __init__(self, num_slots: int = 0, num_sequences: int = 0, guesses: GuessRoom = NO_ROOM) -> None:
+        #: What guesses bring to the states.
+        self.guesses = GuessRows(guesses if num_slots else None)
         # A copy is a slot that has a key and no owner. The copy that was used least recently gives way.
         self._pool = BlockPool(num_slots)
         self._most_saves = num_slots - num_sequences
@@ -53,7 +57,8 @@ class StatePool:
             self._pool.own(child.state_slot)
 
     def release(self, sequence: Sequence) -> None:
-        """Take a sequence's slot back."""
+        """Take a sequence's slot back, and right guesses that the state does not have yet."""
+        self.guesses.forget(sequence)
         if sequence.state_slot is not None:
             self._pool.disown(sequence.state_slot)
             sequence.state_slot = None
@@ -93,6 +98,7 @@ class StatePool:
         """Let a sequence go on from a copy that is there."""
         copy = self._pool.find(key)
         assert copy is not None
+        self.guesses.forget(sequence)
         self._pool.own(copy)
         self._pool.disown(copy)  # the copy counts as used, and is the last to give way
         self.place(sequence)

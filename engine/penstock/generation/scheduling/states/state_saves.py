@@ -73,12 +73,14 @@ class StateSaves:
             self._states.adopt(sequence, self._key(sequence, num_blocks))
 
     def plan(self, sequence: Sequence, end: int) -> tuple[tuple[int, int], ...]:
-        """ScheduledSequence.saves for a step that computes the sequence's tokens up to `end`."""
+        """ScheduledSequence.saves for a step that computes the sequence's tokens up to `end`, behind right
+        guesses that it replays."""
         if not self._states.is_needed:
             return ()
-        start, size = sequence.num_computed_tokens, self._size
+        num_computed, size = sequence.num_computed_tokens, self._size
+        start = num_computed - len(sequence.guess_rows)
         # The last token of a prompt is computed again by those who begin with the whole prompt.
-        last = (end - (end - start > 1)) // size
+        last = (end - (end - num_computed > 1)) // size
         lasting = {sequence.num_shared_tokens // size, (sequence.num_prompt_tokens - 1) // size}
         saves = []
         for index in sorted({last, *lasting}):
