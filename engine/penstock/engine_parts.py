@@ -15,6 +15,7 @@ from penstock.drafters.loading import load_with_guesses
 from penstock.errors import UnsupportedModel
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
+from penstock.generation.drafting.state_paths import StatePaths
 from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.pooler import Pooler
 from penstock.generation.prompt_frame import PromptFrame
@@ -270,7 +271,8 @@ def _scheduler(
     draft_model: GuessingModel | None,
 ) -> Scheduler:
     model, config = loaded.model, loaded.config
-    drafter = features.drafter or _drafter(config, meter, draft_model)
+    paths = StatePaths.of(loaded.plan, meter.predict)
+    drafter = features.drafter or _drafter(config, meter, draft_model, paths)
     return Scheduler(
         blocks,
         config.max_num_seqs,
@@ -283,11 +285,15 @@ def _scheduler(
     )
 
 
-def _drafter(config: ResolvedConfig, meter: StepMeter, draft_model: GuessingModel | None) -> Drafter:
+def _drafter(
+    config: ResolvedConfig, meter: StepMeter, draft_model: GuessingModel | None, paths: StatePaths
+) -> Drafter:
     """Guesses pay only where the time of a step is known before."""
     if config.speculation == "off":
         return NO_DRAFTS
-    return Speculation(meter.known_s, draft_model, config, lambda: meter.metrics.last_step)
+    return Speculation(
+        meter.known_s, draft_model, config, lambda: meter.metrics.last_step, path_s=paths.seconds
+    )
 
 
 def _executor(

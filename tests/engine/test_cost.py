@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
 
 from penstock.config import EngineConfig
+from penstock.generation.drafting.state_paths import StatePaths
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.memory.planning.cost import (
     ELEMENT_S,
     LAYER_OVERHEAD_S,
+    UNKNOWN,
     MeasuredSteps,
     StepPrediction,
     predict_step,
@@ -155,6 +158,19 @@ def test_it_never_falls_with_more_tokens_and_knows_nothing_at_first() -> None:
     steps.record(50, 1.0)
     times = [steps.predict_s(n) for n in range(1, 200)]
     assert times == sorted(times) and times[0] == 1.0
+
+
+@pytest.mark.parametrize("products", [(), ((1, 20.0), (64, 2.0))])
+def test_a_path_of_guesses_reads_and_writes_the_states_once_more(
+    products: tuple[tuple[int, float], ...],
+) -> None:
+    """50 MB, at 20 GB/s."""
+    size, settings = replace(solar(), state_bytes=50 * 10**6, guess_bytes=10**5), EngineConfig()
+    hardware = HardwareProfile(2, 64 * GIB, 64 * GIB, 20.0, 10**6, None, products=products)
+    plan = plan_memory(size, hardware, settings)
+    paths = StatePaths.of(plan, functools.partial(predict_step, plan, size, hardware, settings))
+    assert paths.seconds == pytest.approx(5e-3) and paths.room == plan.guess_room.num_rows > 0
+    assert StatePaths.of(replace(plan, num_state_slots=0), lambda load: UNKNOWN).seconds == 0
 
 
 # ------------------------------------------------------------ experts

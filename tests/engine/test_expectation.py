@@ -17,6 +17,7 @@ from penstock.generation.drafting.expectation import (
     expected,
 )
 from penstock.generation.drafting.guesses import Guesses
+from penstock.generation.drafting.state_paths import StatePaths
 from penstock.generation.drafting.texts.recycled_tokens import RecycledTokens
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence
@@ -77,6 +78,16 @@ def test_a_text_is_expected_to_bring_what_the_engine_would_choose(
             assert found.tokens_per_s == pytest.approx(choice.rate)
             assert found.num_gained == pytest.approx(1 + choice.num_right / num_seqs)
         assert found.seconds == predict_s(num_seqs * (1 + found.num_guesses))
+
+
+def test_copies_of_states_have_their_price_and_their_room() -> None:
+    """Of a model with recurrent states: a tenth of a step for each sequence with guesses."""
+    chain, paths = Assumed("chain", (0.5,)), StatePaths(0.1, 8)
+    found = expected(chain, 2, lambda n: 1.0, CONFIG, paths)
+    assert found.num_guesses == 4 and found.seconds == pytest.approx(1.2)
+    assert found.tokens_per_s == pytest.approx(2 * (1 + 0.5 + 0.25 + 0.125 + 0.0625) / 1.2)
+    assert expected(chain, 2, lambda n: 1.0, CONFIG, StatePaths(0.5, 8)).num_guesses == 0
+    assert expected(chain, 9, lambda n: 1.0, CONFIG, StatePaths(0.0, 8)).num_guesses == 0, "no room"
 
 
 def test_a_new_text_brings_what_a_real_model_showed() -> None:

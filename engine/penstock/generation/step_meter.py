@@ -117,13 +117,10 @@ class StepMeter(StepObserver):
         num_tokens, num_encoded = batch.num_tokens, batch.num_encoded
         spilled = self._spill.num_moved_bytes - mark.spilled_bytes
         attended = self._spill.attended_bytes - mark.attended_bytes
-        expected = self.predict(StepLoad(num_tokens, batch.num_rows, num_encoded, None, spilled, attended))
-        demand = self._demand(mark)
-        floor = (
-            self.predict(StepLoad(num_tokens, batch.num_rows, num_encoded, demand, spilled, attended))
-            if demand.num_asked
-            else expected
-        )
+        load = StepLoad(num_tokens, batch.num_rows, num_encoded, None, spilled, attended)
+        load = load._replace(num_paths=batch.num_paths)
+        expected, demand = self.predict(load), self._demand(mark)
+        floor = self.predict(load._replace(demand=demand)) if demand.num_asked else expected
         chains = [choice for choice in chosen if choice.num_drafts]
         for chain in chains:
             self.metrics.record_chain(chain.num_right)

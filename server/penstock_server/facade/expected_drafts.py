@@ -11,6 +11,7 @@ from penstock.generation.drafting.expectation import (
     assumed_texts,
     expected,
 )
+from penstock.generation.drafting.state_paths import NO_PATHS, StatePaths
 from penstock.memory.planning.plan import gib
 from penstock_server.facade.figures import duration, rate
 from penstock_server.protocol.engine_bodies import DraftingBody, told
@@ -20,16 +21,20 @@ NUM_SEQS = (1, 8, 32)
 
 
 def expected_drafts(
-    predict_s: Callable[[int], float], config: EngineConfig, most: int, models: Sequence[Assumed]
+    predict_s: Callable[[int], float],
+    config: EngineConfig,
+    most: int,
+    models: Sequence[Assumed],
+    paths: StatePaths = NO_PATHS,
 ) -> tuple[DraftingBody, ...]:
     """For each drafter and each number of sequences, of which `most` fit. predict_s: seconds of a step by its
-    tokens; 0 if nothing is known, and then nothing is expected."""
+    tokens; 0 if nothing is known, and then nothing is expected. paths: of a model with recurrent states."""
     if config.speculation == "off" or predict_s(1) <= 0:
         return ()
     drafters = [*assumed_texts(), *models]
     counts = dict.fromkeys(min(count, most) for count in NUM_SEQS)
     return tuple(
-        _body(expected(drafter, count, predict_s, config)) for count in counts for drafter in drafters
+        _body(expected(drafter, count, predict_s, config, paths)) for count in counts for drafter in drafters
     )
 
 

@@ -14,6 +14,7 @@ from functools import partial
 
 from penstock import Engine, EngineConfig, GenerationRequest, SamplingParams, WeightFacts
 from penstock.generation.chosen import NOTHING
+from penstock.generation.drafting.state_paths import StatePaths
 from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.scheduling.states.state_pool import StatePool
@@ -138,11 +139,10 @@ def missing_machines(engine: Engine) -> str:
 
 def _drafting(engine: Engine) -> tuple[DraftingBody, ...]:
     """What guesses should bring."""
-    if engine.spec.state_bytes:
-        return ()  # a state has no way back to the last guess that was right
     models = [] if engine.draft_model is None else [engine.draft_model.assumed]
     most = num_together(engine.plan, engine.max_model_len, engine.config)
-    return expected_drafts(engine.meter.known_s, engine.config, most, models)
+    paths = StatePaths.of(engine.plan, engine.meter.predict)
+    return expected_drafts(engine.meter.known_s, engine.config, most, models, paths)
 
 
 def predicted_step(engine: Engine, num_tokens: int, num_sampled: int, num_encoded: int = 0) -> StepPrediction:

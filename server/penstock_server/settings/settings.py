@@ -285,7 +285,8 @@ class Settings(NodesSettings):
     state_memory: int | None = engine_setting(
         "state_bytes",
         "memory for recurrent states, in models that have some (Qwen3-Next, LFM2, Granite 4), such as "
-        "500MiB; default: an eighth of the memory that the engine may take, or less if this is enough",
+        "500MiB; default: an eighth of the memory that the engine may take, or less if this is enough. "
+        "Guesses take up to a sixteenth of it more, or what 16 of them need",
         parse=parse_bytes,
         metavar="SIZE",
     )

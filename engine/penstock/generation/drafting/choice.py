@@ -28,13 +28,17 @@ class PlainStep(NamedTuple):
     max_guesses: int = EngineConfig.max_guesses
     #: How many times their predicted seconds steps with guesses take (Trial).
     price: float = 1.0
+    #: Seconds that the guesses of each sequence take beside their rows (StatePaths).
+    path_s: float = 0.0
 
     def seconds(self, num_guesses: int, drafting_s: float = 0.0) -> float:
         """What the step takes with so many guesses, which took `drafting_s` to make."""
         plain_s = self.predict_s(self.num_tokens)
         if not num_guesses and not drafting_s:
             return plain_s
-        return max(plain_s, self.price * (self.predict_s(self.num_tokens + num_guesses) + drafting_s))
+        paths_s = self.path_s * min(num_guesses, self.num_sampled)
+        step_s = self.predict_s(self.num_tokens + num_guesses) + paths_s
+        return max(plain_s, self.price * (step_s + drafting_s))
 
     def rate(self, num_right: float, num_guesses: int, drafting_s: float = 0.0) -> float:
         """Tokens per second, with so many guesses and so many expected right ones."""

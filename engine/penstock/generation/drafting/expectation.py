@@ -17,6 +17,7 @@ from penstock.config import EngineConfig
 from penstock.generation.drafting.acceptance import Acceptance, kind_of_match
 from penstock.generation.drafting.asking import MAX_WIDTH
 from penstock.generation.drafting.choice import LEAST_GAIN, PlainStep
+from penstock.generation.drafting.state_paths import NO_PATHS, StatePaths
 
 #: Seconds of a step or of a draft model's level, by its tokens.
 Predict = Callable[[int], float]
@@ -115,14 +116,20 @@ def assumed_planes(level_s: Predict) -> Assumed:
     return Assumed("planes", (_PLANES_RATE, *((1 - _PLANES_RATE) * each for each in _OTHER_RATES)), level_s)
 
 
-def expected(drafter: Assumed, num_seqs: int, predict_s: Predict, config: EngineConfig) -> Expected:
+def expected(
+    drafter: Assumed,
+    num_seqs: int,
+    predict_s: Predict,
+    config: EngineConfig,
+    paths: StatePaths = NO_PATHS,
+) -> Expected:
     """A step of so many sequences, each with as many guesses as pay. Raises ValueError if a step takes no
     known time."""
     plain_s = predict_s(num_seqs)
     if plain_s <= 0:
         raise ValueError("nothing is known of a step's time")
-    room = max(0, config.max_num_batched_tokens - num_seqs) // num_seqs
-    step = PlainStep(predict_s, num_seqs, num_seqs, room * num_seqs, config.max_guesses)
+    room = max(0, min(paths.room, config.max_num_batched_tokens - num_seqs)) // num_seqs
+    step = PlainStep(predict_s, num_seqs, num_seqs, room * num_seqs, config.max_guesses, path_s=paths.seconds)
     best = Expected(drafter.name, num_seqs, 0, 0, 1.0, plain_s, 0.0, plain_s)
     least, least_chance = LEAST_GAIN * best.tokens_per_s, step.least_chance
     for num_levels in range(1, MAX_LEVELS + 1) if drafter.level_s else (config.max_guesses,):
@@ -135,7 +142,7 @@ def expected(drafter: Assumed, num_seqs: int, predict_s: Predict, config: Engine
             drafting_s = _drafting_s(drafter, width, num_seqs)
             rate = step.rate(num_seqs * right, num_seqs * number, drafting_s)
             if rate > max(least, best.tokens_per_s):
-                seconds = predict_s(num_seqs * (1 + number)) + drafting_s
+                seconds = step.seconds(num_seqs * number, drafting_s)
                 best = Expected(
                     drafter.name, num_seqs, number, len(width), 1 + right, seconds, drafting_s, plain_s
                 )

@@ -102,11 +102,12 @@ class Speculation(Drafter):
         model: Guesser | None = None,
         config: EngineConfig | None = None,
         last_step: Callable[[], StepStats | None] | None = None,
+        path_s: float = 0.0,
     ) -> None:
         """predict_s: tokens of a step -> seconds; 0 if nothing is known. More tokens never take less. config:
         says how many guesses a sequence may have, and where a text is looked up. last_step: what the last
-        step brought and took; without it, guesses have no trial."""
-        self._predict_s, self._last_step = predict_s, last_step
+        step brought and took; without it, guesses have no trial. path_s: StatePaths.seconds."""
+        self._predict_s, self._last_step, self._path_s = predict_s, last_step, path_s
         self._model = model
         self._config = config or EngineConfig()
         self._acceptance, self._earlier, self._forks = Acceptance(), EarlierTexts(), ForkLimit()
@@ -127,7 +128,7 @@ class Speculation(Drafter):
         trial = self._trial(len(sampled))
         step = PlainStep(
             self._predict_s, len(sampled), num_tokens, room, self._config.max_guesses, trial.price
-        )
+        )._replace(path_s=self._path_s)
         may_gain = bool(wanted) and step.may_gain(len(wanted))
         self.num_followers = NUM_RANKS if may_gain else 0
         if not may_gain:
@@ -166,7 +167,8 @@ class Speculation(Drafter):
         if num_plain != stats.num_seqs or plain_s <= 0:
             return
         drafting_s = self._drafting_s if stats.num_drafts == self._num_guesses else 0.0
-        predicted_s = self._predict_s(stats.num_tokens) + drafting_s
+        paths_s = self._path_s * min(stats.num_drafts, num_plain)
+        predicted_s = self._predict_s(stats.num_tokens) + paths_s + drafting_s
         gained = 1 + stats.num_right_drafts / num_plain
         step = TriedStep(gained, stats.duration_s / plain_s, predicted_s / plain_s)
         self._trial(num_plain).record(step, stats.num_drafts > 0 or drafting_s > 0)

@@ -93,6 +93,11 @@ class Batch:
     def num_rows(self) -> int:
         return sum(item.num_rows for item in self.scheduled)
 
+    @property
+    def num_paths(self) -> int:
+        """Paths of drafts that go on from copies of recurrent states."""
+        return sum(1 + len(item.branches) for item in self.scheduled if item.guess_rows)
+
     def __bool__(self) -> bool:
         return bool(self.scheduled)
 

@@ -146,7 +146,7 @@ def _alone(step: StepWork) -> StepPrediction:
     products = Work(LANE, _dense_products_s(step) if has_rates else weights.seconds)
     experts = Work(LANE, window.products_s if has_rates else 0.0)
     waiting = Work("waiting", window.waiting_s if weights.seconds else 0.0, after=(products,))
-    written_s = step.written.seconds if has_rates else 0.0
+    written_s = step.written.seconds + step.copied_states.seconds if has_rates else 0.0
     # Without rates of products the lane is at its limits, where these overlap.
     others = Work(LANE, step.attended_s + written_s, after=(experts, waiting) if has_rates else (products,))
     expected = simulate((products, experts, waiting, others))

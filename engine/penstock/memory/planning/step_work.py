@@ -35,6 +35,8 @@ class StepLoad(NamedTuple):
     attended_bytes: int = 0
     #: A card computes all products of dense layers, whatever the plan says.
     is_alone: bool = False
+    #: Paths of guesses in a model with recurrent states: each goes on from a copy of its sequence's states.
+    num_paths: int = 0
 
     @classmethod
     def decode(cls, num_tokens: int) -> StepLoad:
@@ -118,6 +120,11 @@ class StepWork:
         """What comes to where it is computed is written to memory before it is read."""
         return self.at("memory", self._streamed[0] + self._missing_bytes + 2 * self.load.spilled_bytes)
 
+    @cached_property
+    def copied_states(self) -> Work:
+        """Copying states for paths of guesses. Such a copy is changed in the cache, one layer at a time."""
+        return self.at("memory", 2 * self.load.num_paths * self.size.state_bytes)
+
     def alone(self) -> list[Work]:
         """If the lane computes all dense products."""
         demand, size = self.window.demand, self.size.experts.num_bytes
@@ -126,6 +133,7 @@ class StepWork:
             self.weights,
             self._multiplied(self.num_elements + self.load.num_sampled * self.size.head_elements),
             self.written,
+            self.copied_states,
             *self._moving(*self._streamed),
             *self._keys(),
             *self._experts(),

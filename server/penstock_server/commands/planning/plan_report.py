@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError
+from penstock.generation.drafting.state_paths import StatePaths
 from penstock.memory import kept_uses
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.kv_spill.splits_in_ram import SpilledKeys
@@ -77,7 +78,7 @@ def run_plan(
     hardware, notes = other.in_place_of(hardware)
     assumptions += notes
     draft = None
-    if _drafts(size, config):
+    if config.speculation != "off":
         draft = planned_draft(settings, hardware, config)
         if draft is None and (folder is None or not folder.is_file()):
             text = read_config(folder) if folder else find_shape(shape or "")
@@ -111,10 +112,6 @@ def run_plan(
     return 0
 
 
-def _drafts(size: ModelFootprint, config: EngineConfig) -> bool:
-    return config.speculation != "off" and not size.state_bytes
-
-
 def without_draft(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> list[str]:
     """A line with a step of one sequence if the draft model left its memory to the model's own layers."""
     step = predict_step(estimated_plan(size, hardware, config), size, hardware, config, StepLoad.decode(1))
@@ -134,7 +131,7 @@ def expected_drafting(
     draft: PlannedDraft | None,
 ) -> tuple[DraftingBody, ...]:
     """What guesses should bring to the plan's steps."""
-    if not _drafts(size, config):
+    if config.speculation == "off":
         return ()
 
     predict = functools.partial(predict_step, plan, size, hardware, config)
@@ -144,7 +141,8 @@ def expected_drafting(
         return predict(StepLoad.decode(num_tokens)).seconds
 
     drafters = assumed_beside(plan, predict, config, draft)
-    return expected_drafts(predict_s, config, num_together(plan, context(size, config), config), drafters)
+    most, paths = num_together(plan, context(size, config), config), StatePaths.of(plan, predict)
+    return expected_drafts(predict_s, config, most, drafters, paths)
 
 
 def pooled_config(path: Path, config: EngineConfig) -> EngineConfig:
