@@ -23,5 +23,6 @@ def _hang(descriptor: int, buffers: Any, offset: int, flags: int = 0) -> int:
 
 if __name__ == "__main__":
     os.preadv = _hang
-    direct_io.is_queued = lambda descriptor: False  # what Linux queues can't be held up here
+    # What Linux queues can't be held up here.
+    direct_io.is_queued = lambda descriptor: False  # type: ignore[attr-defined]
     sys.exit(main(sys.argv[2:]))
