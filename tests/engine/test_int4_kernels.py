@@ -54,7 +54,7 @@ def matrix(form: str, rows: int, columns: int, size: int, dtype: torch.dtype, se
     """A random matrix; blocks have as many groups as divide a row's, or all of them."""
     generator = torch.Generator().manual_seed(seed)
     groups = columns // size
-    per_block = next(n for n in (8, 3, 2, 1) if groups % n == 0) if "blocks" in form else 1
+    per_block = next(n for n in (256 // size, 3, 2, 1) if groups % n == 0) if "blocks" in form else 1
     if "whole blocks" in form:
         per_block = groups
 
@@ -158,9 +158,10 @@ def test_the_reference_is_the_definition(form: str) -> None:
 
 
 #: Rows, columns, group size: one group, half vectors at the end, several rounds of scales, panels of several
-#: blocks, half a vector behind whole ones.
+#: blocks, half a vector behind whole ones; groups of 16, also an odd number of them.
 SHAPES = [
     (1, 32, 32), (7, 96, 32), (70, 256, 64), (9, 2304, 32), (65, 2688, 128), (3, 4480, 64), (6, 416, 32),
+    (1, 32, 16), (6, 48, 16), (70, 256, 16), (9, 2304, 16), (13, 1184, 16),
 ]  # fmt: skip
 
 

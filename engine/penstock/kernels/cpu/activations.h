@@ -67,15 +67,16 @@ INLINE void quantize_group(const float *restrict x, int64_t size, float divisor,
     if (is_split) *lo_sum = (int32_t)(-(uint32_t)offset * sum_of_lo);
 }
 
-/* The same as words, in blocks. `k` is the first input, which begins 32 inputs of a block. */
+/* The same as words, in blocks. `k` is the first input, which begins 32 inputs of a block, or `at_once` of them: 32 or
+ * 16. */
 INLINE void quantize_words(const float *restrict x, int64_t k, int64_t size, float divisor, int64_t block,
-                           int16_t *rows, int32_t offset, int32_t *group_sum) {
+                           int16_t *rows, int32_t offset, int32_t *group_sum, const int at_once) {
     const float magic = 12582912.0f;
     const int32_t magic_bits = bits_of(magic);
     uint32_t sum = 0;
-    for (const int64_t stop = k + size; k < stop; k += 32, x += 32) {
+    for (const int64_t stop = k + size; k < stop; k += at_once, x += at_once) {
         int16_t *restrict even = rows + k / block * block + k % block / 2, *restrict odd = even + block / 2;
-        for (int i = 0; i < 16; i++) {
+        for (int i = 0; i < at_once / 2; i++) {
             const int32_t first = bits_of(x[2 * i] / divisor + magic) - magic_bits;
             const int32_t second = bits_of(x[2 * i + 1] / divisor + magic) - magic_bits;
             even[i] = (int16_t)first, odd[i] = (int16_t)second, sum += (uint32_t)first + (uint32_t)second;
@@ -201,7 +202,8 @@ static void quantize_token(void *context, int64_t token) {
         int16_t *words = (int16_t *)a->rows + token * a->padded;
         memset(words + a->padded - 64, 0, 64 * sizeof *words);
         for (int64_t g = 0, k = 0; g < n; g++, k += size)
-            quantize_words(x + k, k, size, divisor, a->words, words, a->offset, sums + g);
+            if (size == 16) quantize_words(x + k, k, 16, divisor, a->words, words, a->offset, sums + g, 16);
+            else quantize_words(x + k, k, size, divisor, a->words, words, a->offset, sums + g, 32);
         return;
     }
     if (HAS_PAIRS && a->rows_per_token == 2) {

@@ -63,6 +63,7 @@ typedef struct {
     int64_t first_task; /* of the pool, where several products are computed together */
     bool is_few; /* rows, so that they are used as they lie, without packing weights */
     bool is_tiled; /* one group, or groups that tiles can compute */
+    bool is_fine; /* codes in groups of 16, which have a kernel of their own (codes_fine.h) */
     int kind, shift; /* k inputs lie in k >> shift bytes */
     int64_t row_bytes;
     bool is_grouped, has_minimum;
@@ -169,6 +170,7 @@ INLINE int64_t num_tiles_of(int64_t num_tokens, int rows_per_token);
 
 #include "steps.h"
 #include "planes.h"
+#include "codes_fine.h"
 
 /* Tiles of AMX, and of rows, where a build has none. */
 #if !defined(__AMX_INT8__)
@@ -248,9 +250,11 @@ INLINE int64_t exact_sum(const linear *l, int64_t column, int64_t token, int64_t
     return a->rows_per_token == 2 ? dots[0] * 256 + dots[1] : dots[0];
 }
 
-/* A token and a channel, group after group. */
+/* A token and a channel, group after group. The scales of a block are found once. */
 INLINE double grouped_sum(const linear *l, int64_t column, int64_t token) {
-    const int64_t n = l->num_groups, size = l->a->in_features / n;
+    const int64_t n = l->num_groups, size = l->a->in_features / n, per = block_groups(l);
+    float scale[GROUPS_AT_ONCE] = {0};
+    double minimum[GROUPS_AT_ONCE] = {0};
     double total = 0;
     for (int64_t g = 0; g < n; g++) {
         const double sum = (double)exact_sum(l, column, token, g * size, (g + 1) * size);
@@ -258,12 +262,9 @@ INLINE double grouped_sum(const linear *l, int64_t column, int64_t token) {
             total += sum * (double)l->scale[column * n + g];
             continue;
         }
-        float scale[GROUPS_AT_ONCE] = {0};
-        double minimum[GROUPS_AT_ONCE] = {0};
-        const int64_t first = g - g % block_groups(l);
-        find_scales(l, column, first, block_groups(l), scale, minimum);
-        double part = sum * (double)scale[g - first];
-        if (l->has_minimum) part += minus_sum(l->a, token, g) * minimum[g - first];
+        if (g % per == 0) find_scales(l, column, g, per, scale, minimum);
+        double part = sum * (double)scale[g % per];
+        if (l->has_minimum) part += minus_sum(l->a, token, g) * minimum[g % per];
         total += part;
     }
     return total;
@@ -308,7 +309,8 @@ static void linear_stepped(const linear *l, int64_t column, int64_t column_end) 
 static void linear_task(void *context, int64_t task) {
     const linear *l = context;
     const int64_t column = task * l->columns_per_task, end = MIN(column + l->columns_per_task, l->out_features);
-    if (l->a->in_tiles) linear_tiles(l, column, end);
+    if (l->is_fine && l->a->words == FINE_BLOCK) linear_fine(l, column, end);
+    else if (l->a->in_tiles) linear_tiles(l, column, end);
     else if (l->kind == INT4_STEPS && !l->is_few) linear_stepped(l, column, end);
     else if (l->lower) linear_planes(l, column, end);
     else linear_rest(l, linear_fast(l, column, end), end);

@@ -65,8 +65,9 @@ INLINE __m256i widened(__m256i bytes, const int which, const int kind) {
     return kind == INT8 ? _mm256_maddubs_epi16(ones, bytes) : _mm256_maddubs_epi16(bytes, ones);
 }
 
-/* Eight channels by 32 inputs -> 16 vectors of words, which lie PANEL * 4 bytes apart. */
-INLINE void pack_square(const __m256i *r, int16_t *to, const int kind) {
+/* Eight channels by 32 inputs -> 16 vectors of words, which lie PANEL * 4 bytes apart. The words of codes lie as those
+ * of activations: even inputs before odd ones, in 32 inputs, or in each 16 where these are a group (`is_fine`). */
+INLINE void pack_square(const __m256i *r, int16_t *to, const int kind, const bool is_fine) {
     __m256i pairs[8], fours[8];
 #pragma GCC unroll 4
     for (int i = 0; i < 8; i += 2) {
@@ -80,44 +81,47 @@ INLINE void pack_square(const __m256i *r, int16_t *to, const int kind) {
             fours[i + 2 * j] = _mm256_unpacklo_epi64(pairs[i + j], pairs[i + 2 + j]);
             fours[i + 2 * j + 1] = _mm256_unpackhi_epi64(pairs[i + j], pairs[i + 2 + j]);
         }
-    const int per_unit = kind == INT8 ? 2 : 1, odd = kind == INT8 ? 1 : 8; /* where a unit's vectors lie */
+    const int per_unit = kind == INT8 ? 2 : 1, odd = kind == INT8 ? 1 : is_fine ? 4 : 8; /* where a unit's vectors lie */
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++) {
         const __m256i unit = _mm256_permute2x128_si256(fours[j % 4], fours[4 + j % 4], j < 4 ? 0x20 : 0x31);
-        __m256i *at = (__m256i *)(to + j * per_unit * 2 * PANEL);
+        __m256i *at = (__m256i *)(to + (j * per_unit + (is_fine ? j / 4 * 4 : 0)) * 2 * PANEL);
         _mm256_store_si256(at, widened(unit, 0, kind));
         _mm256_store_si256(at + odd * 2, widened(unit, 1, kind));
     }
 }
 
 /* Packs 32 inputs of eight channels, from input k on. */
-INLINE void pack_inputs(const int8_t *const *w, int64_t k, const uint8_t *table, int16_t *to, const int kind) {
+INLINE void pack_inputs(const int8_t *const *w, int64_t k, const uint8_t *table, int16_t *to, const int kind,
+                        const bool is_fine) {
     __m256i rows[HALF];
 #pragma GCC unroll 8
     for (int j = 0; j < HALF; j++) rows[j] = bytes_of(w[j] + (kind == INT8 ? k : k / 2), table, kind);
-    pack_square(rows, to, kind);
+    pack_square(rows, to, kind, is_fine);
 }
 /* The last few inputs of INT8, filled up with zeros. Nothing behind the weights is read. */
 NOINLINE void pack_last(const int8_t *const *w, int64_t k, int64_t inputs, int16_t *to) {
     int8_t last[HALF][PACKED] = {0};
     const int8_t *rows[HALF];
     for (int j = 0; j < HALF; j++) rows[j] = memcpy(last[j], w[j] + k, inputs);
-    pack_inputs(rows, 0, NULL, to, INT8);
+    pack_inputs(rows, 0, NULL, to, INT8, false);
 }
-INLINE void pack(const block *b, const int kind) {
+INLINE void pack(const block *b, const int kind, const bool is_fine) {
     const linear *l = b->l;
     for (int c = 0; c < PANEL; c += HALF) {
         const int8_t *w[HALF];
         for (int j = 0; j < HALF; j++) w[j] = l->qweight + (b->column + MIN(c + j, b->channels - 1)) * l->row_bytes;
         int16_t *to = panel.words[0][c];
         int64_t k = b->k;
-        for (; b->k_end - k >= PACKED; k += PACKED, to += PACKED * PANEL) pack_inputs(w, k, l->table, to, kind);
+        for (; b->k_end - k >= PACKED; k += PACKED, to += PACKED * PANEL) pack_inputs(w, k, l->table, to, kind, is_fine);
         if (k < b->k_end) pack_last(w, k, b->k_end - k, to);
     }
 }
-NOINLINE void pack_int8(const block *b) { pack(b, INT8); }
-NOINLINE void pack_int4(const block *b) { pack(b, INT4); }
-NOINLINE void pack_table(const block *b) { pack(b, INT4_TABLE); }
+NOINLINE void pack_int8(const block *b) { pack(b, INT8, false); }
+NOINLINE void pack_int4(const block *b) { pack(b, INT4, false); }
+NOINLINE void pack_table(const block *b) { pack(b, INT4_TABLE, false); }
+NOINLINE void pack_fine_int4(const block *b) { pack(b, INT4, true); }
+NOINLINE void pack_fine_table(const block *b) { pack(b, INT4_TABLE, true); }
 
 typedef struct {
     bool is_grouped, has_corrections, has_minimum;
@@ -200,7 +204,8 @@ static void compute_block(block *b) {
                                                       panel_tile_4, panel_tile_5, panel_tile_6};
     const linear *l = b->l;
     const int64_t num_tiles = (b->num_tokens + PANEL_ROWS - 1) / PANEL_ROWS;
-    (l->kind == INT8 ? pack_int8 : l->kind == INT4 ? pack_int4 : pack_table)(b);
+    if (l->is_fine) (l->kind == INT4 ? pack_fine_int4 : pack_fine_table)(b);
+    else (l->kind == INT8 ? pack_int8 : l->kind == INT4 ? pack_int4 : pack_table)(b);
     if (l->is_grouped) find_panel_scales(b, b->k / l->a->group_size, b->k_end / l->a->group_size);
     for (int64_t i = 0, t = 0, end; i < num_tiles; i++, t = end) {
         end = (i + 1) * b->num_tokens / num_tiles;
@@ -249,7 +254,7 @@ static line_fetch lines_after(const block *b) {
 /* Some tokens by the channels of a panel. `next` is where the next panel's weights lie. */
 static void compute_panel(block *b, const int8_t *next) {
     const linear *l = b->l;
-    const int64_t k_end = l->a->in_features, unit = l->is_grouped ? l->a->group_size : 64;
+    const int64_t k_end = l->a->in_features, unit = l->is_fine ? PACKED : l->is_grouped ? l->a->group_size : 64;
     const int64_t num_blocks = (k_end + PANEL_INPUTS - 1) / PANEL_INPUTS;
     const int64_t even = (k_end + num_blocks - 1) / num_blocks; /* blocks of about the same size */
     const int64_t at_once = MIN((even + unit - 1) / unit * unit, PANEL_INPUTS / unit * unit);

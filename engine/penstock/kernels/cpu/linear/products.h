@@ -10,6 +10,14 @@ INLINE int64_t code_block(int64_t num_tokens, int activation_bits) {
 #endif
 }
 
+/* The same where groups have 16 inputs: panels (panel_avx2.h) add up one group after the other. */
+INLINE int64_t fine_block(int64_t num_tokens) {
+#if HAS_PANELS
+    if (num_tokens >= PANEL_FROM_TOKENS) return FINE_GROUP;
+#endif
+    return (void)num_tokens, FINE_BLOCK;
+}
+
 INLINE int64_t num_tiles_of(int64_t num_tokens, int rows_per_token) {
     return (num_tokens * rows_per_token + TILE - 1) / TILE;
 }
@@ -34,7 +42,9 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     /* Groups of other sizes are computed in plain C, which needs no sums of rows. */
     const int64_t size = in_features / l->num_groups;
     const bool has_groups = l->num_groups > 1 && size % 16 == 0 && size <= 128;
-    const bool may_step = l->kind == INT4 && offset == SIGNED_CODES && has_groups;
+    const bool has_fine = l->shift && !l->lower && has_groups && size < 32; /* no other kernel of codes takes them */
+    l->is_fine = HAS_FINE && has_fine && size == FINE_GROUP && in_features % FINE_BLOCK == 0;
+    const bool may_step = l->kind == INT4 && !has_fine && offset == SIGNED_CODES && has_groups;
     const bool may_expand = num_tokens >= STEPS_FROM_TOKENS && in_features <= MOST_STEPPED_INPUTS;
     const bool is_stepped = may_step && (HAS_CODE_BYTES || may_expand) && seems_stepped(l);
     const bool in_bytes = takes_bytes(l, num_tokens, in_features, activation_bits, is_stepped);
@@ -45,11 +55,12 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     } else if (l->kind == INT4_TABLE && has_groups && size >= 32 && num_tokens == 1 && seems_shifted(l, in_features))
         l->kind = INT4_SHIFTS, l->is_grouped = false;
     const bool by_factors = l->kind == INT4_STEPS || l->kind == INT4_SHIFTS;
-    const bool sums_groups = has_groups && !by_factors, in_amx = takes_tiles(l, num_tokens, size);
+    const bool sums_groups = has_groups && !by_factors, in_amx = !has_fine && takes_tiles(l, num_tokens, size);
     const bool in_lanes = !in_amx && takes_lanes(l, num_tokens, activation_bits / 8), in_tiles = in_amx || in_lanes;
     const bool has_words = l->lower ? joins_words(l, num_tokens, in_features)
                                     : l->kind == INT4 || l->kind == INT4_TABLE;
-    const int64_t words = has_words && !in_bytes && !in_tiles ? code_block(num_tokens, activation_bits) : 0;
+    const bool may_block = has_words && !has_fine && !in_bytes && !in_tiles;
+    const int64_t words = l->is_fine ? fine_block(num_tokens) : may_block ? code_block(num_tokens, activation_bits) : 0;
     const int rows_per_token = HAS_BYTES && activation_bits == 16 && !words ? 2 : 1;
     const bool has_halves = by_factors || (l->lower && l->num_groups == 1);
     const bool is_halved = in_tiles ? in_amx && l->kind != INT8 : HAS_VNNI && has_halves && num_tokens == 1;
@@ -67,7 +78,7 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     a->rows = scratch;
     a->corrections = (int32_t *)((int8_t *)scratch + num_rows * padded * (words ? 2 : sizeof(integer)));
     a->token_scales = (float *)(a->corrections + num_rows * l->num_groups);
-    l->is_tiled = l->num_groups == 1 || has_groups;
+    l->is_tiled = l->num_groups == 1 || (has_groups && (l->is_fine || !has_fine));
     l->has_steps = in_bytes && is_stepped;
     l->a = a;
     l->is_few = l->is_tiled && !in_tiles && takes_few(l);
@@ -157,7 +168,7 @@ static linear int4_linear(const int8_t *codes, const int8_t *table, group_number
     return l;
 }
 
-/* The same as penstock_int8_linear with 4-bit codes. Groups have 32, 64 or 128 inputs. */
+/* The same as penstock_int8_linear with 4-bit codes. Groups have 16, 32, 64 or 128 inputs. */
 EXPORT void penstock_int4_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
                                  const int8_t *codes, const int8_t *table, const void *scale, const void *minimum,
                                  const int8_t *sub_scale, const uint8_t *sub_minimum, int dtype,
