@@ -8,7 +8,6 @@ from torch import Tensor
 
 from penstock.weights.checkpoints.gguf_files import integer_blocks
 from penstock.weights.checkpoints.gguf_files.coded_blocks import half, scales_and_minima
-from penstock.weights.checkpoints.gguf_files.ternary_blocks import two_bits
 
 
 def q5_1(blocks: Tensor) -> Tensor:
@@ -34,12 +33,3 @@ def q6_k(blocks: Tensor) -> Tensor:
     high = torch.stack([blocks[:, 128:192].reshape(-1, 2, 32) >> shift & 3 for shift in (0, 2, 4, 6)], dim=2)
     elements = (integer_blocks.halves(blocks[:, :128], 64) | high.flatten(1) << 4).float() - 32
     return elements.view(-1, 16, 16).mul_(scales[..., None]).flatten(1)
-
-
-def q2_k(blocks: Tensor) -> Tensor:
-    """Two bits of each of 256 elements; for each 16 a byte, whose lower half multiplies the scale, and the
-    upper half the minimum, which is subtracted."""
-    steps = blocks[:, 0:16]
-    elements = two_bits(blocks[:, 16:80]).float().view(-1, 16, 16)
-    elements.mul_((half(blocks, 80).float() * (steps & 15).float())[..., None])
-    return elements.sub_((half(blocks, 82).float() * (steps >> 4).float())[..., None]).flatten(1)

@@ -1,5 +1,4 @@
-"""Blocks of GGUF's i-quants below 4 bits -> the arrays of Int4Tensor; or where 16 inputs have a scale,
-integers (int8 [num_blocks, 256]) and scales (float32 [num_blocks, 16]). Both are without loss.
+"""Blocks of GGUF's i-quants below 4 bits -> the arrays of Int4Tensor, without loss.
 
 Blocks are uint8 [num_blocks, bytes] and have 256 inputs. A weight is a magnitude of a grid, with a sign; in a
 code, three bits have the number of the magnitude, the fourth the sign. A group's scale is the block's, times
@@ -11,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.kernels.int4_tensor import CODEBOOKS
 from penstock.weights.checkpoints.gguf_files.coded_blocks import half
 from penstock.weights.checkpoints.gguf_files.grids import even_signs, grid, signs
 
@@ -59,7 +57,7 @@ def iq1_s(blocks: Tensor) -> dict[str, Tensor]:
     }
 
 
-def iq1_m(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def iq1_m(blocks: Tensor) -> dict[str, Tensor]:
     """As iq1_s(), with a scale for 16 inputs and an addend for 8. The block's scale lies in the upper four
     bits of the four words of scales."""
     nibbles, words = _fields(blocks[:, 32:48], 4), _words(blocks[:, 48:56], torch.int16).int()
@@ -68,22 +66,31 @@ def iq1_m(blocks: Tensor) -> tuple[Tensor, Tensor]:
     scale = bits.to(torch.int16).view(torch.float16)[:, None]
     steps = torch.stack([words >> shift & 7 for shift in (0, 3, 6, 9)], dim=2).flatten(1)
     index = blocks[:, :32].int() | (nibbles & 7) << 8
-    codes = _codes(grid("IQ1")[index], signs()[(nibbles >> 3) * 255])
-    return _integers(codes, "iq1"), scale.float() / 8 * _odd(steps)
+    return {
+        "codes": _codes(grid("IQ1")[index], signs()[(nibbles >> 3) * 255]),
+        "scale": scale.float() / 8,
+        "sub_scale": _odd(steps),
+    }
 
 
-def iq2_xs(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def iq2_xs(blocks: Tensor) -> dict[str, Tensor]:
     """Words with an index of nine bits and seven signs; four bits of scale for 16 inputs."""
     words = _words(blocks[:, 2:66], torch.int16).int()
-    codes = _codes(grid("IQ2_XS")[words & 511], even_signs()[words >> 9 & 127])
-    return _integers(codes, "iq2"), half(blocks, 0).float() / 8 * _odd(_fields(blocks[:, 66:74], 4))
+    return {
+        "codes": _codes(grid("IQ2_XS")[words & 511], even_signs()[words >> 9 & 127]),
+        "scale": half(blocks, 0).float() / 8,
+        "sub_scale": _odd(_fields(blocks[:, 66:74], 4)),
+    }
 
 
-def iq2_s(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def iq2_s(blocks: Tensor) -> dict[str, Tensor]:
     """32 low bytes of indices, a sign for each weight, two upper bits of each index, scales as iq2_xs()."""
     index = blocks[:, 2:34].int() | _fields(blocks[:, 66:74], 2) << 8
-    codes = _codes(grid("IQ2_S")[index], signs()[blocks[:, 34:66].int()])
-    return _integers(codes, "iq2"), half(blocks, 0).float() / 8 * _odd(_fields(blocks[:, 74:82], 4))
+    return {
+        "codes": _codes(grid("IQ2_S")[index], signs()[blocks[:, 34:66].int()]),
+        "scale": half(blocks, 0).float() / 8,
+        "sub_scale": _odd(_fields(blocks[:, 74:82], 4)),
+    }
 
 
 def _words(stored: Tensor, dtype: torch.dtype) -> Tensor:
@@ -114,8 +121,3 @@ def _seven_signs(words: Tensor) -> Tensor:
 def _codes(magnitudes: Tensor, negative: Tensor) -> Tensor:
     """uint8 [num_blocks, 128], neighbours in a byte."""
     return (magnitudes | negative).view(torch.uint8)
-
-
-def _integers(codes: Tensor, codebook: str) -> Tensor:
-    table = torch.tensor(CODEBOOKS[codebook], dtype=torch.int8)
-    return table[torch.stack((codes & 15, codes >> 4), dim=2).flatten(1).int()]

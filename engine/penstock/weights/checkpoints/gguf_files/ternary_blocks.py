@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.weights.checkpoints.gguf_files.coded_blocks import half
+from penstock.weights.checkpoints.gguf_files.coded_blocks import half, paired, two_bits
 
 #: The integer 0 as a code.
 ZERO = 8
@@ -38,12 +38,6 @@ def q2_0(blocks: Tensor) -> dict[str, Tensor]:
     return {"codes": _packed(pairs), "scale": half(blocks, 0)}
 
 
-def two_bits(stored: Tensor) -> Tensor:
-    """uint8 [num_blocks, 4 n]: for each 32 bytes the lowest bits of all, then the next."""
-    parts = stored.reshape(len(stored), -1, 32)
-    return torch.stack([parts >> shift & 3 for shift in (0, 2, 4, 6)], dim=2).flatten(1)
-
-
 def _digits(stored: Tensor, count: int) -> Tensor:
     powers = [(stored.int() * 3**place & 255) * 3 >> 8 for place in range(count)]
     return torch.cat(powers, dim=1).to(torch.uint8)
@@ -56,5 +50,4 @@ def _signed(codes: Tensor, blocks: Tensor, at: int) -> dict[str, Tensor]:
 
 def _packed(codes: Tensor) -> Tensor:
     """Codes that stand for their number minus 1, as pairs in a byte."""
-    pairs = codes.view(len(codes), -1, 2) + (ZERO - 1)
-    return pairs[..., 0] | pairs[..., 1] << 4
+    return paired(codes + (ZERO - 1))

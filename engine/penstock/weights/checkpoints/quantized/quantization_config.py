@@ -231,11 +231,11 @@ def _planes_group_size(quantization: dict[str, Any]) -> int:
 
 
 def _check_codes(quantization: dict[str, Any]) -> None:
-    if quantization.get("version") != 1 or quantization.get("group_size") not in GROUP_SIZES:
+    if quantization.get("version") != 1 or quantization.get("group_size") not in INT8_GROUP_SIZES:
         raise UnsupportedModel(
             f"the checkpoint has 4-bit codes of version {quantization.get('version')}, groups of "
             f"{quantization.get('group_size')}; this Penstock reads version 1 with groups of "
-            f"{', '.join(map(str, GROUP_SIZES))}. Install a newer Penstock, or convert the model again"
+            f"{', '.join(map(str, INT8_GROUP_SIZES))}. Install a newer Penstock, or convert the model again"
         )
 
 
