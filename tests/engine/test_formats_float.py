@@ -25,7 +25,7 @@ from torch import Tensor
 from units import read_layer
 
 from penstock.errors import CorruptFile, MissingTensor, UnexpectedTensor, WrongTensor
-from penstock.kernels import QuantizedTensor
+from penstock.kernels import Int4Tensor, QuantizedTensor
 from penstock.model.registry import OpenModel, open_model
 from penstock.weights.checkpoints.formats import open_checkpoint
 from penstock.weights.conversion.convert import convert
@@ -99,13 +99,19 @@ MXFP6, MXFP8 = of_floats(6, "mxfp6-pack-quantized"), of_floats(8, "mxfp8-quantiz
 
 
 def assert_kept(folder: Path, expected: Tensor, group_size: int) -> None:
-    """That a matrix has these very numbers, whole and in pieces, and as INT8 and scales, too."""
+    """That a matrix has these very numbers, whole and in pieces, and as codes or INT8 and scales, too."""
     with open_checkpoint(folder) as checkpoint:
-        assert set(checkpoint.entries) == {"a.weight"}
-        source = checkpoint.entry("a.weight").int8
-        assert source is not None and source.group_size == group_size
-        integers, scales = source.read(checkpoint, 0, len(expected))
-        assert torch.equal(integers * scales.repeat_interleave(group_size, 1), expected)
+        assert {"a.weight"} <= set(checkpoint.entries) <= {"a.weight", "a.weight_packed"}
+        entry = checkpoint.entry("a.weight")
+        if entry.int4 is not None:
+            form, arrays = entry.int4.form, entry.int4.read(checkpoint, 0, len(expected))
+            assert form.group_size == group_size
+            codes = Int4Tensor(group_size=group_size, codebook=form.codebook, **arrays)
+            assert torch.equal(codes.dequantize(), expected)
+        else:
+            assert entry.int8 is not None and entry.int8.group_size == group_size
+            integers, scales = entry.int8.read(checkpoint, 0, len(expected))
+            assert torch.equal(integers * scales.repeat_interleave(group_size, 1), expected)
         assert torch.equal(checkpoint.read("a.weight"), expected)
         assert torch.equal(read_in_pieces(checkpoint, "a.weight"), expected)
 
@@ -296,7 +302,8 @@ def test_a_model_of_modelopts_nvfp4(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert read_layer(opened.store, 0).matrix("o").scale.dim() == 1
     convert(opened.store, tmp_path / "converted")
     again = read_layer(open_model(tmp_path / "converted").store, 1).matrix("down")
-    assert torch.equal(again.qweight, layer.matrix("down").qweight)
+    assert isinstance(again, Int4Tensor) and torch.equal(again.codes, layer.matrix("down").codes)
+    assert torch.equal(again.dequantize(), layer.matrix("down").dequantize())
     assert_computes(tmp_path / "model", expected)
     assert_planned(opened)
 

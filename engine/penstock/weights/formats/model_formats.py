@@ -11,6 +11,7 @@ from penstock.weights.checkpoints.int4_form import Int4Form
 from penstock.weights.checkpoints.quantized.fp8 import fp8_group_size
 from penstock.weights.checkpoints.quantized.module_kinds import Kind, KindOf
 from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
+from penstock.weights.checkpoints.quantized.nvfp4 import Nvfp4
 from penstock.weights.formats.int4_format import Int4
 from penstock.weights.formats.stacked_format import stored_format
 from penstock.weights.formats.weight_format import WeightFormat
@@ -74,8 +75,8 @@ def as_named(tensors: ModelTensors, kind_of: KindOf, has_steps: bool) -> ModelTe
 
 
 def _kept_format(tensor: TensorSpec, kind: Kind, has_steps: bool) -> WeightFormat:
-    if kind.name == "mxfp4":
-        return Int4(Mxfp4.form)
+    if kind.name in ("mxfp4", "nvfp4"):
+        return Int4(Mxfp4.form if kind.name == "mxfp4" else Nvfp4.form)
     if kind.name == "int4":
         largest = max(GROUP_SIZES)
         return Int4(Int4Form(min(kind.group_size or largest, largest), has_steps=has_steps))

@@ -20,7 +20,10 @@ FLOATS_IN_GROUPS = {
 #: The smallest group in which a kernel sums exactly; larger groups of 4 bits must consist of whole ones.
 SMALLEST_GROUP = min(GROUP_SIZES)
 #: Matrices that become INT8 in groups of their own. They don't lie beside INT8 with groups by config.json.
-FLOATS = {"fp8", "nvfp4", "mxfp6", "mxfp8"}
+FLOATS = {"fp8", "mxfp6", "mxfp8"}
+
+#: Matrices that stay 4-bit codes.
+FOUR_BITS = {"int4", "mxfp4", "nvfp4"}
 
 Scheme = dict[str, Any]
 Quantization = dict[str, Any]
@@ -56,7 +59,7 @@ def int8_group_size(quantization: Quantization) -> int:
 def int4_group_size(quantization: Quantization) -> int:
     """Inputs that share a scale in the matrices of 4 bits; the largest group for whole rows; 0 if no matrix
     has 4 bits."""
-    of_4_bits = [scheme for scheme, form in schemes(quantization) if _kind(scheme, form) in ("int4", "mxfp4")]
+    of_4_bits = [scheme for scheme, form in schemes(quantization) if _kind(scheme, form) in FOUR_BITS]
     return int(of_4_bits[0].get("group_size") or max(GROUP_SIZES)) if of_4_bits else 0
 
 

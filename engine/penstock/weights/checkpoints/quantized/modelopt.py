@@ -66,7 +66,7 @@ class ScaledInputs:
 
     def entry(self) -> TensorEntry:
         """The matrix as floats, which become INT8 in groups of the same size."""
-        size = self.matrix.group_size or 32
+        size = self.matrix.int4.form.group_size if self.matrix.int4 else self.matrix.group_size
         return replace(self.matrix, decode=self.read, int8=None, int4=None, group_size=size)
 
     def read(self, checkpoint: Checkpoint, start: int, stop: int) -> Tensor:

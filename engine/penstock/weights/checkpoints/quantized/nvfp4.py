@@ -1,7 +1,7 @@
 """NVFP4: codes of E2M1, two in a byte, the first in the low half; a scale in E4M3 for each 16 inputs; and a
 number in float32 for the whole matrix. ModelOpt has `weight`, `weight_scale` and `weight_scale_2`, by which
 it multiplies; compressed-tensors has `weight_packed`, `weight_scale` and `weight_global_scale`, by which it
-divides. Twice an E2M1 is an integer of at most 12, so that the matrix is INT8 in groups without loss."""
+divides. The codes are kept, in groups of 16 inputs with a scale in float32: that of E2M1 times the number."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from penstock.errors import WrongTensor
-from penstock.kernels.int4_tensor import CODEBOOKS
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.quantized.kept_int8 import corrupt_scales, int8_entry
-from penstock.weights.checkpoints.quantized.nibbles import unpack
+from penstock.weights.checkpoints.int4_form import Int4Form
+from penstock.weights.checkpoints.quantized.kept_int8 import corrupt_scales
+from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
 #: Inputs that share a scale.
@@ -33,7 +33,7 @@ class Nvfp4:
     scale: TensorEntry  # F8_E4M3 [out_features, in_features / 16]
     #: F32 of one element; None: it is 1.
     number: TensorEntry | None
-    group_size: ClassVar[int] = GROUP
+    form: ClassVar[Int4Form] = Int4Form(GROUP, "F32", codebook="mxfp4")
 
     @classmethod
     def of(cls, codes: TensorEntry, scale: TensorEntry, number: TensorEntry | None) -> Nvfp4:
@@ -56,11 +56,11 @@ class Nvfp4:
     def entry(self, name: str) -> TensorEntry:
         """The matrix under this name."""
         rows, width = self.codes.shape
-        return int8_entry(name, self.codes, (rows, 2 * width), self)
+        return int4_entry(name, self.codes, (rows, 2 * width), self)
 
-    def read(self, checkpoint: Checkpoint, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def read(self, checkpoint: Checkpoint, start: int, stop: int) -> dict[str, Tensor]:
         width, groups = self.codes.shape[1], self.scale.shape[1]
-        codes = unpack(checkpoint.read_stored(self.codes, start * width, stop * width).view(-1, width))
+        codes = checkpoint.read_stored(self.codes, start * width, stop * width).view(-1, width)
         found = checkpoint.read_stored(self.scale, start * groups, stop * groups).view(torch.float8_e4m3fn)
         scales = found.view(-1, groups).float()
         if self.number is not None:
@@ -68,5 +68,4 @@ class Nvfp4:
             scales = scales / number if self.number.name.endswith(DIVIDES) else scales * number
         if not bool(torch.isfinite(scales).all()):
             raise corrupt_scales(self.codes, self.scale)
-        table = torch.tensor(CODEBOOKS["mxfp4"], dtype=torch.int8)
-        return table[codes.int()], scales / 2
+        return {"codes": codes, "scale": scales / 2}  # the table has twice the values of E2M1
