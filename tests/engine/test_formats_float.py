@@ -28,6 +28,7 @@ from penstock.errors import CorruptFile, MissingTensor, UnexpectedTensor, WrongT
 from penstock.kernels import Int4Tensor, QuantizedTensor
 from penstock.model.registry import OpenModel, open_model
 from penstock.weights.checkpoints.formats import open_checkpoint
+from penstock.weights.checkpoints.quantized.module_kinds import lossless_share
 from penstock.weights.conversion.convert import convert
 from penstock.weights.quantize import quantize
 from penstock.weights.store import planned_tensors
@@ -317,6 +318,8 @@ def assert_planned(opened: OpenModel) -> None:
         unit.num_bytes for unit in opened.store.tensors.units
     ]
     assert tensors.head == opened.store.tensors.head
+    share = lossless_share(opened.store.checkpoint.config, tensors)
+    assert share == pytest.approx(opened.store.lossless_share) and 0 < share < 1
 
 
 def test_a_plan_of_4_bits_knows_what_is_left_out(tmp_path: Path) -> None:

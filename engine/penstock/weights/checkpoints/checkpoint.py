@@ -65,7 +65,7 @@ class Checkpoint:
         """
         config = read_config(folder)
         entries: dict[str, TensorEntry] = {}
-        for file in _weight_files(folder):
+        for file in weight_files(folder):
             for entry in read_header(file):
                 if entry.name in entries:
                     raise CorruptFile(
@@ -225,7 +225,7 @@ def indexed_weights(folder: Path, index_name: str) -> list[Path]:
     return files
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder: the files that its index names, or without an index all files."""
     folders.check_adapter(folder)
     if (folder / INDEX).is_file():

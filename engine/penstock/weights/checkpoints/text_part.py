@@ -76,7 +76,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
         return config
     kind = _text_type(config)
     shared = {name: config[name] for name in _SHARED if config.get(name) is not None}
-    text: dict[str, Any] = _DEFAULTS.get(kind, {}) | _text_numbers(config)
+    text: dict[str, Any] = _DEFAULTS.get(kind, {}) | (_text_numbers(config) or {})
     return _without_axes(text) | shared | {"architectures": [TEXT_MODELS[kind]], "model_type": kind}
 
 
@@ -120,14 +120,14 @@ def _text_type(config: dict[str, Any]) -> str:
     """The type of the text model; "" if the architecture is not known to be multimodal."""
     names = config.get("architectures")
     known = [name for name in names if name in WHOLES] if isinstance(names, list) else []
-    if not known or not (text := _text_numbers(config)):
+    if not known or (text := _text_numbers(config)) is None:
         return ""
     kind = str(text.get("model_type") or WHOLES[known[0]])
     return SAME_AS.get(kind, kind)
 
 
-def _text_numbers(config: dict[str, Any]) -> dict[str, Any]:
-    """The text model's numbers in the whole's config; {} if there are none."""
+def _text_numbers(config: dict[str, Any]) -> dict[str, Any] | None:
+    """The text model's numbers in the whole's config; None if there are none."""
     for keys in TEXT_KEYS:
         found: Any = config
         for key in keys:
@@ -135,7 +135,7 @@ def _text_numbers(config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
     if not isinstance(config.get("vision_config"), dict) or "hidden_size" not in config:
-        return {}
+        return None
     others = (*PART_KEYS, "architectures", "model_type")
     return {name: value for name, value in config.items() if name not in others}
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
+from penstock.errors import CheckpointNotFound
 from penstock.model.footprint import footprint
 from penstock.model.pooling.find_pooling import find_pooling, wish_of
 from penstock.model.registry import open_model, read_pooled_spec, read_spec
 from penstock.spec import ModelFootprint, ModelSpec
+from penstock.weights.checkpoints.checkpoint import weight_files
 from penstock.weights.checkpoints.formats import read_config
-from penstock.weights.store import WeightStore, planned_tensors
+from penstock.weights.store import planned_tensors
 from penstock.weights.tensors import ModelTensors
+from penstock_server.commands.planning.kept_weights import kept_line, planned_line
 
 
 def footprint_of(config_json: dict[str, Any], config: EngineConfig) -> ModelFootprint:
@@ -29,30 +31,31 @@ def footprint_at(path: Path, config: EngineConfig) -> ModelFootprint:
 
 
 def described_at(path: Path, config: EngineConfig) -> tuple[ModelFootprint, list[str]]:
-    """The same, and lines about a GGUF file's weights: in how many bits they are kept, and with which
-    loss."""
+    """The same, and a line about the model's weights (kept_weights.py)."""
     if not path.is_file():
         told = read_config(path)
-        if (pooling := find_pooling(path, told, wish_of(config))) is None:
-            return footprint_of(told, config), []
-        family, spec = read_pooled_spec(told, pooling)
-        tensors = planned_tensors(family.model_tensors(spec), told, config.weights, config.group_size)
-        return footprint(spec, tensors, spec.kv_layout(config.kv_dtype)), []
+        if (pooling := find_pooling(path, told, wish_of(config))) is not None:
+            family, spec = read_pooled_spec(told, pooling)
+            tensors = planned_tensors(family.model_tensors(spec), told, config.weights, config.group_size)
+            return footprint(spec, tensors, spec.kv_layout(config.kv_dtype)), []
+        if not _has_weights(path):
+            spec, tensors = tensors_of(told, config)
+            size = footprint(spec, tensors, spec.kv_layout(config.kv_dtype))
+            return size, [planned_line(spec, told, path, tensors)]
     opened = open_model(
-        path, group_size=config.group_size, weights=config.weights, model_impl=config.model_impl
+        path, True, group_size=config.group_size, weights=config.weights, model_impl=config.model_impl
     )
     opened.store.close()
     size = footprint(opened.spec, opened.store.tensors, opened.spec.kv_layout(config.kv_dtype))
-    return size, [_kept_line(opened.store)]
+    return size, [kept_line(opened.spec, opened.store)]
 
 
-def _kept_line(store: WeightStore) -> str:
-    facts, share = store.facts, store.lossless_share
-    bits = 8 * facts.num_bytes / max(1, facts.num_parameters)
-    loss = "kept without loss"
-    if share < 1:
-        loss = f"{math.floor(100 * share)}% kept without loss, the others rounded (see `penstock report`)"
-    return f"weights: {facts.quantization} of the file, in memory {bits:.1f} bits each; {loss}"
+def _has_weights(folder: Path) -> bool:
+    """Whether a folder has all its weights as safetensors. A plan fetches none."""
+    try:
+        return bool(weight_files(folder))
+    except CheckpointNotFound:
+        return False
 
 
 def tensors_of(config_json: dict[str, Any], config: EngineConfig) -> tuple[ModelSpec, ModelTensors]:

@@ -497,3 +497,28 @@ def test_hardware_shows_the_kernels(
     )
     told = json.loads(run(capsys, "hardware", ".", "--json"))["kernels"]
     assert told == {"build": None, "tuning": None, "others_share": None}
+
+
+def test_a_plan_tells_what_becomes_of_a_folders_weights(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With files the line is of the files, without them of config.json; both say the same."""
+    save_tiny_llama(tmp_path)
+    expected = "computed by Penstock's own code as LlamaForCausalLM; all rounded (see `penstock report`)"
+    lines = []
+    for bits in ("int8", "int4"):
+        text = run(
+            capsys,
+            "plan",
+            str(tmp_path),
+            "--weights",
+            bits,
+            *(("--group-size", "32") if bits == "int4" else ()),
+        )
+        lines += [line for line in text.splitlines() if line.startswith("weights: ")]
+    assert all(line.startswith("weights: unquantized in the files, in memory ") for line in lines)
+    assert all(line.endswith(expected) for line in lines)
+    assert "bits each as INT8" in lines[0] and "bits each as INT4" in lines[1]
+    (tmp_path / "model.safetensors").unlink()
+    (line,) = (row for row in run(capsys, "plan", str(tmp_path)).splitlines() if row.startswith("weights: "))
+    assert line == lines[0]

@@ -6,11 +6,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.weights.checkpoints.quantized import compressed_schemes
 from penstock.weights.checkpoints.quantized import quantization_config as configs
 from penstock.weights.checkpoints.text_part import whole_names
+
+if TYPE_CHECKING:
+    from penstock.weights.tensors import ModelTensors
 
 
 class Kind(NamedTuple):
@@ -26,6 +29,8 @@ class Kind(NamedTuple):
 KindOf = Callable[[str], Kind | None]
 #: Where tools list the modules that they have left unquantized.
 _LISTS = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
+#: Kinds that become INT8 with a loss.
+ROUNDED = ("fp8", "mxfp8")
 _GROUPS = {"nvfp4": 16, "mxfp4": 32, "mxfp6": 32, "mxfp8": 32}
 
 
@@ -53,9 +58,22 @@ def module_kinds(config: dict[str, Any]) -> KindOf:
     return kind_of
 
 
+def lossless_share(config: dict[str, Any], tensors: ModelTensors) -> float:
+    """The share of the matrices' elements that stay as the checkpoint has them, by config.json alone."""
+    kind_of, elements = module_kinds(config), {True: 0, False: 0}
+    inner = [tensor for unit in tensors.units for tensor in unit.tensors]
+    for tensor in (*inner, *tensors.head, *tensors.embedding):
+        if tensor.is_matrix:
+            kind = None if tensor in tensors.embedding else kind_of(tensor.parts[0].removesuffix(".weight"))
+            elements[kind is not None and kind.name not in ROUNDED] += tensor.num_elements
+    return elements[True] / max(1, sum(elements.values()))
+
+
 def _uniform(quantization: dict[str, Any], method: str) -> Callable[[list[str]], Kind | None]:
-    kind = Kind("fp8") if method in configs.FP8 else None
-    return lambda names: kind
+    """GPTQ, AWQ, MXFP4 and our own: all matrices of layers."""
+    kind = Kind("fp8") if method in configs.FP8 else Kind("int4") if quantization else None
+    has_head = bool(quantization.get("lm_head"))
+    return lambda names: None if "lm_head" in names and not has_head else kind
 
 
 def _compressed(quantization: dict[str, Any], method: str) -> Callable[[list[str]], Kind | None]:
@@ -107,4 +125,6 @@ def _matches(name: str, pattern: str) -> bool:
     or a part of one between dots."""
     if pattern.startswith("re:"):
         return re.match(pattern.removeprefix("re:"), name) is not None
-    return fnmatchcase(name, pattern) if "*" in pattern else f".{pattern}." in f".{name}."
+    if "*" in pattern:
+        return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+    return f".{pattern}." in f".{name}."

@@ -149,6 +149,20 @@ def activation_note(config: dict[str, Any]) -> str:
     )
 
 
+def form_of(config: dict[str, Any]) -> str:
+    """The form of a checkpoint's weights in words for people; "" for an unquantized one."""
+    quantization = config.get("quantization_config") or {}
+    if not quantization:
+        return ""
+    if (kind := method(quantization)) == COMPRESSED:
+        forms = sorted(each.upper() for each in compressed_schemes.kinds(quantization))
+        return f"{', '.join(forms)} (compressed-tensors)"
+    if kind != MODELOPT:
+        return kind
+    algorithms = modelopt_algorithms(quantization) - {"NONE"}
+    return f"{', '.join(sorted(algorithms))} (ModelOpt)" if algorithms else ""
+
+
 def kv_note(config: dict[str, Any]) -> str:
     """The same of a checkpoint whose keys and values are to be rounded by scales in its files; "" for all
     others."""
