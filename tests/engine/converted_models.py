@@ -13,10 +13,12 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-import gguf
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+
+gguf: Any = pytest.importorskip("gguf")
 
 Config = dict[str, Any]
 #: A tensor under a name of the model's own code, or under one that `gguf` maps.

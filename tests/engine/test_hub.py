@@ -18,9 +18,15 @@ from penstock.weights.checkpoints.hub import SHIPPED, find_config, find_model
 FILES = {
     "owner/name": ["config.json", "model.safetensors", "pytorch_model.bin"],
     "owner/sharded": ["config.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
-    "owner/gguf": ["README.md", "model.Q4_K_M.gguf", "model.Q8_0.gguf"],
+    "owner/gguf": [
+        "README.md", "model-Q4_K_M.gguf", "model-UD-Q4_K_XL.gguf", "BF16/model-BF16-00001-of-00002.gguf",
+        "BF16/model-BF16-00002-of-00002.gguf", "IQ4_XS/it-00001-of-00001.gguf", "mmproj-F16.gguf",
+        "imatrix_unsloth.gguf", "plain.gguf",
+    ],
+    "owner/one": ["it.gguf", "mmproj-BF16.gguf", "pytorch_model.bin"],
+    "owner/twice": ["a-Q8_0.gguf", "b-Q8_0.gguf", "b-Q4_0.gguf"],
     "owner/nothing": ["README.md", "model.onnx"],
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -136,8 +142,6 @@ def test_pickles_are_not_fetched_and_named_with_what_to_do(hub: list[dict[str, A
         UnsafeCheckpoint, match=r"owner/sharded.*00001-of-00002.bin, .*not fetched.*--allow-pickle"
     ):
         find_model("owner/sharded")
-    with pytest.raises(CheckpointNotFound, match=r"owner/gguf.*GGUF files .model.Q4_K_M.gguf, model.Q8_0"):
-        find_model("owner/gguf")
     assert find_model("owner/nothing").is_dir()  # opening the folder tells what is missing
     assert not any("bin" in pattern for call in hub for pattern in call["allow_patterns"])
 
@@ -166,3 +170,63 @@ def test_a_hub_that_does_not_list_files_is_no_error(
     monkeypatch.setattr("huggingface_hub.list_repo_files", fail)
     assert find_model("owner/sharded").is_dir()
     assert find_model("owner/sharded", allow_pickle=True).is_dir()
+
+
+# ---- GGUF files
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("owner/gguf:Q4_K_M", ["model-Q4_K_M.gguf"]),
+        ("owner/gguf:q4_k_m", ["model-Q4_K_M.gguf"]),
+        ("owner/gguf:UD-Q4_K_XL", ["model-UD-Q4_K_XL.gguf"]),
+        ("owner/gguf:Q4_K_XL", ["model-UD-Q4_K_XL.gguf"]),
+        ("owner/gguf:BF16", FILES["owner/gguf"][3:5]),
+        ("owner/gguf:IQ4_XS", ["IQ4_XS/it-00001-of-00001.gguf"]),
+        ("owner/gguf:plain", ["plain.gguf"]),
+        ("owner/gguf:plain.gguf", ["plain.gguf"]),
+        ("owner/twice:Q4_0", ["b-Q4_0.gguf"]),
+        ("owner/twice:a-Q8_0", ["a-Q8_0.gguf"]),
+        ("owner/one", ["it.gguf"]),
+    ],
+)
+def test_a_gguf_file_of_a_repository(
+    name: str, files: list[str], hub: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """All parts of it are fetched, and nothing else."""
+    assert find_model(name, revision="abc") == tmp_path / files[0]
+    assert hub[-1]["allow_patterns"] == files and hub[-1]["repository"] == name.partition(":")[0]
+    assert hub[-1]["revision"] == "abc"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "owner/gguf",
+            r"as GGUF files \(beside mmproj-F16.gguf for images, which is left out\). Name one of them "
+            "behind a colon: owner/gguf:BF16. There are: BF16, IQ4_XS, Q4_K_M, UD-Q4_K_XL, plain$",
+        ),
+        ("owner/gguf:Q5_K_M", "no GGUF file 'Q5_K_M'.* There are: BF16, IQ4_XS, Q4_K_M, "),
+        ("owner/gguf:Q4", "'Q4' fits 3 GGUF files .* There are: IQ4_XS, Q4_K_M, UD-Q4_K_XL$"),
+        ("owner/twice:Q8_0", "'Q8_0' fits 2 GGUF files .* There are: a-Q8_0, b-Q8_0$"),
+        ("owner/name:Q8_0", "owner/name has no GGUF file of a model"),
+    ],
+)
+def test_gguf_files_that_are_not_told_apart(name: str, message: str, hub: list[dict[str, Any]]) -> None:
+    with pytest.raises(CheckpointNotFound, match=message):
+        find_model(name)
+    assert all(
+        "model" not in str(call["allow_patterns"]) or "*.model" in call["allow_patterns"] for call in hub
+    )
+
+
+def test_gguf_files_that_were_fetched_before(hub: list[dict[str, Any]], tmp_path: Path) -> None:
+    for name in ("it-Q4_K_M.gguf", "it-Q8_0.gguf", "mmproj-F16.gguf"):
+        (tmp_path / name).touch()
+    assert find_model("owner/gguf:Q8_0", offline=True) == tmp_path / "it-Q8_0.gguf"
+    assert find_config("owner/gguf:Q4_K_M") == tmp_path / "it-Q4_K_M.gguf"
+    assert all(call["local_files_only"] for call in hub)
+    with pytest.raises(DownloadError, match="not here, and a plan reads .*`penstock pull owner/gguf:Q2_K`"):
+        find_config("owner/gguf:Q2_K")

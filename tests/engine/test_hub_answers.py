@@ -170,6 +170,21 @@ def test_what_has_no_checksum_is_said(
         pulled()
 
 
+def test_pulling_one_gguf_file(hub: LocalHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both parts of it and no other file; then it is found without the hub."""
+    parts = [f"it-IQ4_XS-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for name in (*parts, "it-Q8_0.gguf", "mmproj-F16.gguf"):
+        (tmp_path / "hub" / NAME / name).write_bytes(name.encode())
+    assert main(["pull", f"{NAME}:Q2_K"]) == 1
+    assert "no GGUF file 'Q2_K' (beside mmproj-F16.gguf" in capsys.readouterr().err
+    assert main(["pull", f"{NAME}:IQ4_XS"]) == 0
+    assert f"{NAME}:IQ4_XS: 2 files" in capsys.readouterr().out
+    assert {name for name, _ in hub.sent} == set(parts)
+    found = find_model(f"{NAME}:iq4_xs", offline=True)
+    assert found.name == parts[0] and found.read_bytes() == parts[0].encode()
+    assert main(["list"]) == 0 and NAME in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("told", [2999, 3001])
 def test_a_file_of_another_size(hub: LocalHub, tmp_path: Path, told: int) -> None:
     """Also where there is no checksum that could tell; and what never ends is cut."""

@@ -4,6 +4,7 @@ which is fetched once."""
 from __future__ import annotations
 
 import fnmatch
+import glob
 import re
 from pathlib import Path
 
@@ -11,14 +12,16 @@ from penstock.errors import CheckpointNotFound, ConfigError, DownloadError, Unsa
 from penstock.gguf_file import is_gguf
 from penstock.weights.checkpoints.folder import CONSOLIDATED, about_pickles, find_gguf, shortened
 from penstock.weights.checkpoints.hub_answers import check_path, hub_library
+from penstock.weights.checkpoints.hub_gguf import choose, gguf_choices, split_name
 
 #: Models that come with Penstock.
 SHIPPED = {
     name: Path(__file__).parents[2] / folder
     for name, folder in (("demo", "demo_model"), ("demo-moe", "demo_mixture"))
 }
-#: owner/name, as the hub spells repositories. Older repositories ("gpt2") have no owner.
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/\w[\w.-]*)?")
+#: owner/name, as the hub spells repositories, and behind a colon one of its GGUF files. Older repositories
+#: ("gpt2") have no owner.
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?")
 #: Files that a model needs. Pickles and other formats of the same weights are not fetched.
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 #: What a plan needs: config.json, and what sentence-transformers says of a model.
@@ -31,16 +34,28 @@ COPIES = [CONSOLIDATED, "*/*.safetensors"]
 
 def find_config(model: str | Path, revision: str | None = None, offline: bool = False) -> Path:
     """A folder that holds the model's config.json, and the files that say what the model is for. Nothing else
-    of a repository is fetched: a plan needs no weights. Raises CheckpointNotFound and DownloadError."""
-    return _local(model) or _download(str(model), revision, offline, CONFIG_PATTERNS)
+    of a repository is fetched: a plan needs no weights. A GGUF file, whose header says the same, has to be
+    here. Raises CheckpointNotFound and DownloadError."""
+    if path := _local(model):
+        return path
+    repository, wanted = split_name(str(model))
+    if not wanted:
+        return _download(repository, revision, offline, CONFIG_PATTERNS)
+    try:
+        return _gguf_here(repository, revision, wanted)
+    except (CheckpointNotFound, DownloadError) as error:
+        raise DownloadError(
+            f"{model} is not here, and a plan reads a GGUF file's own header: fetch it with `penstock pull "
+            f"{model}`, or plan the repository that the file was made of"
+        ) from error
 
 
 def find_model(
     model: str | Path, revision: str | None = None, offline: bool = False, allow_pickle: bool = False
 ) -> Path:
     """The folder (or GGUF file) of a model, which is given as a path, a name of SHIPPED, or a repository at a
-    revision (branch, tag or commit). For a folder that holds one GGUF file and no safetensors, the file is
-    returned.
+    revision (branch, tag or commit); behind a colon, one of its GGUF files (`owner/name:Q4_K_M`). For a
+    folder or repository that holds one GGUF file and no safetensors, the file is returned.
 
     With `allow_pickle` (EngineConfig's), pickles are fetched from a repository that has its weights in no
     other form. With `offline` the network is never touched: only files that were fetched before are used.
@@ -49,13 +64,39 @@ def find_model(
     """
     if path := _local(model):
         return path
-    name = str(model)
+    name, wanted = split_name(str(model))
+    if wanted:
+        return _fetch_gguf(name, revision, offline, wanted)
     if allow_pickle and not has_safetensors(_repository_files(name, revision, offline)):
         return _download(name, revision, offline, PATTERNS + PICKLE_PATTERNS)
     folder = _download(name, revision, offline, PATTERNS)
     if not any(folder.glob("*.safetensors")):
-        _check_files(name, _repository_files(name, revision, offline))
+        files = _repository_files(name, revision, offline) or _names_in(folder)
+        if gguf_choices(files) and not has_safetensors(files):
+            return _fetch_gguf(name, revision, offline, "")
+        _check_files(name, files)
     return folder
+
+
+def _fetch_gguf(repository: str, revision: str | None, offline: bool, wanted: str) -> Path:
+    """The GGUF file of a repository that is wanted, or its only one; the first part of one in parts. Raises
+    CheckpointNotFound and DownloadError."""
+    files = _repository_files(repository, revision, offline)
+    if not files:
+        return _gguf_here(repository, revision, wanted)
+    chosen = choose(repository, files, wanted).files
+    return _download(repository, revision, offline, [glob.escape(file) for file in chosen]) / chosen[0]
+
+
+def _gguf_here(repository: str, revision: str | None, wanted: str) -> Path:
+    """The same of the files that were fetched before."""
+    folder = _download(repository, revision, True, [])
+    return folder / choose(repository, _names_in(folder), wanted).files[0]
+
+
+def _names_in(folder: Path) -> list[str]:
+    """The GGUF files of a repository that were fetched."""
+    return [str(path.relative_to(folder)) for path in folder.rglob("*.gguf")]
 
 
 def _local(model: str | Path) -> Path | None:
@@ -75,7 +116,7 @@ def _local(model: str | Path) -> Path | None:
         what = "a file that is no .gguf" if path.is_file() else "not a folder"
         raise CheckpointNotFound(
             f"{name} is {what}. Give a Hugging Face model folder, a .gguf file, a hub repository as "
-            '"owner/name", "demo" or "demo-moe"'
+            '"owner/name" (for a GGUF file "owner/name:Q4_K_M"), "demo" or "demo-moe"'
         )
     return None
 
@@ -104,11 +145,6 @@ def _check_files(repository: str, files: list[str]) -> None:
         raise UnsafeCheckpoint(
             f"{repository} has its weights only as pickles ({shortened(pickles)}), which were not fetched. "
             f"{about_pickles(repository)}"
-        )
-    if models := fnmatch.filter(files, "*.gguf"):
-        raise CheckpointNotFound(
-            f"{repository} has its weights as GGUF files ({shortened(models)}). Fetch one of them, and give "
-            "the path of that file"
         )
 
 

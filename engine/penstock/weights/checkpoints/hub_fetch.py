@@ -25,6 +25,7 @@ from penstock.weights.checkpoints.hub import (
     said,
 )
 from penstock.weights.checkpoints.hub_answers import hub_library
+from penstock.weights.checkpoints.hub_gguf import choose, gguf_choices, split_name
 
 #: Bytes that are hashed, and told of, at a time.
 CHUNK_BYTES = 1 << 20
@@ -60,9 +61,11 @@ def cache_of(repository: str) -> Path:
     return Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
 
 
-def list_files(repository: str, revision: str | None, allow_pickle: bool) -> HubFiles:
-    """Asks the hub. Raises DownloadError."""
+def list_files(model: str, revision: str | None, allow_pickle: bool) -> HubFiles:
+    """Asks the hub for the files of owner/name, or of the GGUF file that is named behind a colon. Raises
+    DownloadError, and CheckpointNotFound where several GGUF files may be meant."""
     check_revision(revision)
+    repository, wanted = split_name(model)
     try:
         found = hub_library().HfApi().model_info(repository, revision=revision, files_metadata=True)
     except fetch_errors() as error:
@@ -70,12 +73,12 @@ def list_files(repository: str, revision: str | None, allow_pickle: bool) -> Hub
     if not found.sha:
         raise DownloadError(f"the hub does not tell the commit of {repository}: is it a hub?")
     siblings = found.siblings or []
-    takes_pickles = allow_pickle and not has_safetensors([each.rfilename for each in siblings])
-    files = tuple(
-        HubFile(each.rfilename, each.size or 0)
-        for each in siblings
-        if is_wanted(each.rfilename, takes_pickles)
-    )
+    names = [each.rfilename for each in siblings]
+    takes_pickles = allow_pickle and not has_safetensors(names)
+    needed = [name for name in names if is_wanted(name, takes_pickles)]
+    if wanted or (gguf_choices(names) and not has_safetensors(names) and not takes_pickles):
+        needed = list(choose(repository, names, wanted).files)
+    files = tuple(HubFile(each.rfilename, each.size or 0) for each in siblings if each.rfilename in needed)
     return HubFiles(repository, found.sha, files)
 
 

@@ -29,7 +29,10 @@ def run_pull(settings: Settings, converts: bool, deletes_original: bool) -> int:
     if converts and settings.revision is not None:
         raise ConfigError("a converted copy has no revision in its name: leave --revision or --convert out")
     if name in SHIPPED or Path(name).exists() or not REPOSITORY.fullmatch(name):
-        raise ConfigError(f"{name} is no repository of the hub, but here already: pull takes owner/name")
+        raise ConfigError(
+            f"{name} is no repository of the hub, but here already: pull takes owner/name, or "
+            "owner/name:Q4_K_M for a GGUF file"
+        )
     found = list_files(name, settings.revision, settings.allow_pickle)
     unchecked = _fetch(found)
     find_model(name, settings.revision, allow_pickle=settings.allow_pickle)  # links the files
@@ -37,7 +40,7 @@ def run_pull(settings: Settings, converts: bool, deletes_original: bool) -> int:
     if converts:
         _convert(settings)
         if deletes_original:
-            shutil.rmtree(cache_of(name))
+            shutil.rmtree(cache_of(found.repository))
     return 0
 
 

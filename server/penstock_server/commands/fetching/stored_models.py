@@ -46,7 +46,8 @@ def stored_models(cache_dir: Path) -> list[StoredModel]:
 def _fetched() -> Iterator[StoredModel]:
     prefix = "models--"
     for folder in cache_of("any").parent.glob(f"{prefix}*"):
-        if any(folder.glob("snapshots/*/config.json")) or any(folder.glob("blobs/*.part")):
+        patterns = ("snapshots/*/config.json", "snapshots/*/**/*.gguf", "blobs/*.part")
+        if any(path for pattern in patterns for path in folder.glob(pattern)):
             yield StoredModel(folder.name.removeprefix(prefix).replace("--", "/", 1), "hub", folder)
 
 

@@ -150,6 +150,11 @@ def _exchanged(stored: Stored) -> Matrix:
 
 
 def _architecture(numbers: Numbers) -> Architecture:
+    if numbers.architecture == "clip":
+        raise UnsupportedModel(
+            f"{numbers.path} is the part of a model that reads images (mmproj), without the model: give the "
+            "GGUF file that it belongs to"
+        )
     has_experts = bool(numbers.get("expert_count"))
     known = OF_EXPERTS if has_experts else ARCHITECTURES
     if numbers.architecture not in known:
