@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -20,11 +20,43 @@ from penstock.weights.quantize import quantize
 NUM_LAYERS = SMALL["num_hidden_layers"]
 
 
+class Names(NamedTuple):
+    """Of a head's modules in files, and in what heads differ."""
+
+    #: The beginning of the names of its layer.
+    layer: str
+    #: A module of the formula -> its name.
+    modules: dict[str, str]
+    #: What files have less than the weights of norms.
+    offset: float = 0.0
+    #: A further token's row gets the state behind the last norm.
+    is_normed: bool = False
+
+
+_DEEPSEEKS = f"model.layers.{NUM_LAYERS}."
+_OF_DEEPSEEK = Names(
+    _DEEPSEEKS, {part: _DEEPSEEKS + part for part in ("eh_proj", "enorm", "hnorm", "shared_head.norm")}
+)
+_OF_QWEN = Names(
+    "mtp.layers.0.",
+    {
+        "eh_proj": "mtp.fc",
+        "enorm": "mtp.pre_fc_norm_embedding",
+        "hnorm": "mtp.pre_fc_norm_hidden",
+        "shared_head.norm": "mtp.norm",
+    },
+    offset=1.0,
+    is_normed=True,
+)
+
+
 class PlainHead:
     """The last layer of transformers' model is the head's."""
 
-    def __init__(self, model: transformers.PreTrainedModel, parts: dict[str, Tensor]) -> None:
-        self.model, self.inner = model, model.model
+    def __init__(
+        self, model: transformers.PreTrainedModel, parts: dict[str, Tensor], is_normed: bool
+    ) -> None:
+        self.model, self.inner, self.is_normed = model, model.model, is_normed
         self.parts = parts
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
@@ -48,10 +80,11 @@ class PlainHead:
             tokens = torch.tensor(text[first : first + len(given)])
             vectors, hidden = self.inner.embed_tokens(tokens), torch.stack(given)
             joined = torch.cat((self._norm("enorm", vectors), self._norm("hnorm", hidden)), dim=1)
-            out = self._layer(joined @ self.parts["eh_proj"].t())
+            out = self._layer(joined @ self.parts["eh_proj"].t())[-1]
+            normed = self._norm("shared_head.norm", out)
             if first + len(given) == len(text):
-                return self.model.lm_head(self._norm("shared_head.norm", out[-1]))
-            given.append(out[-1])
+                return self.model.lm_head(normed)
+            given.append(normed if self.is_normed else out)
 
     def _layer(self, x: Tensor) -> Tensor:
         size = len(x)
@@ -69,7 +102,12 @@ class PlainHead:
 def save_with_head(name: str, folder: Path, **sizes: Any) -> PlainHead:
     """A model of MODELS, of NUM_LAYERS layers and a head behind them, with a tokenizer."""
     save_byte_tokenizer(folder)
+    is_qwen = name.startswith("Qwen")
+    own = _OF_QWEN if is_qwen else _OF_DEEPSEEK
     sizes = {"num_hidden_layers": NUM_LAYERS + 1, "vocab_size": 278} | sizes
+    if is_qwen:  # the head's layer has attention
+        kinds = ["linear_attention"] * (NUM_LAYERS - 1) + ["full_attention"] * 2
+        sizes |= {"layer_types": kinds}
     model = dequantized(build(name, folder, **sizes), folder)
     generator, width = torch.Generator().manual_seed(5), MODELS[name][1]["hidden_size"]
     parts = {
@@ -79,14 +117,19 @@ def save_with_head(name: str, folder: Path, **sizes: Any) -> PlainHead:
             for norm in ("enorm", "hnorm", "shared_head.norm")
         },
     }
-    path, layer = folder / "model.safetensors", f"model.layers.{NUM_LAYERS}."
-    names = {f"{layer}{part}.weight": tensor for part, tensor in parts.items()}
-    # Checkpoints hold the model's embedding and head once more.
-    names |= {f"{layer}embed_tokens.weight": torch.zeros(4, width)}
-    save_file(load_file(path) | names, path, {"format": "pt"})
+    path, last = folder / "model.safetensors", f"model.layers.{NUM_LAYERS}."
+    tensors = {key.replace(last, own.layer): tensor for key, tensor in load_file(path).items()}
+    for part, tensor in parts.items():
+        offset = 0.0 if part == "eh_proj" else own.offset
+        tensors[f"{own.modules[part]}.weight"] = tensor - offset
+    if not is_qwen:  # checkpoints hold the model's embedding and head once more
+        tensors[f"{last}embed_tokens.weight"] = torch.zeros(4, width)
+    save_file(tensors, path, {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    config |= {"num_hidden_layers": NUM_LAYERS, "num_nextn_predict_layers": 1}
-    config.pop("layer_types", None)
-    config.pop("mlp_layer_types", None)
+    count = "mtp_num_hidden_layers" if is_qwen else "num_nextn_predict_layers"
+    config |= {"num_hidden_layers": NUM_LAYERS, count: 1}
+    for key in ("layer_types", "mlp_layer_types"):
+        if key in config:
+            config[key] = config[key][:NUM_LAYERS] if is_qwen else None
     (folder / "config.json").write_text(json.dumps(config))
-    return PlainHead(model, parts | {"eh_proj": quantize(parts["eh_proj"]).dequantize()})
+    return PlainHead(model, parts | {"eh_proj": quantize(parts["eh_proj"]).dequantize()}, own.is_normed)

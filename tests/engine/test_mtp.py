@@ -30,9 +30,11 @@ from penstock.weights.conversion.manifest import verify
 from penstock.weights.tensors import beside_shared
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+#: Hybrids: the model has recurrent states, and the head has attention alone.
+QWENS = ("Qwen3-Next", "Qwen3.5", "Qwen3.5 MoE")
 
 
-@pytest.fixture(scope="module", params=["DeepSeek V3", "GLM-4.5"])
+@pytest.fixture(scope="module", params=["DeepSeek V3", "GLM-4.5", *QWENS])
 def folder(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, PlainHead]:
@@ -105,7 +107,11 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.inner
 @pytest.mark.parametrize(
     ("folder", "case"),
-    [*(("GLM-4.5", case) for case in CASES), ("DeepSeek V3", "streamed")],
+    [
+        *(("GLM-4.5", case) for case in CASES),
+        ("DeepSeek V3", "streamed"),
+        *((name, "chunked prompts beside") for name in QWENS),
+    ],
     indirect=["folder"],
 )
 def test_answers_are_those_without_a_head(
@@ -123,15 +129,21 @@ def test_answers_are_those_without_a_head(
 
 
 @pytest.mark.parametrize(
-    ("weights", "group_size"), [("int8", None), ("int8", 32), ("int4", 32), ("planes", None)]
-)
+    ("name", "weights", "group_size"),
+    [
+        ("GLM-4.5", "int8", None), ("GLM-4.5", "int8", 32), ("GLM-4.5", "int4", 32),
+        ("GLM-4.5", "planes", None), ("Qwen3.5 MoE", "int4", 32), ("Qwen3.5", "int8", None),
+    ],
+)  # fmt: skip
 def test_a_converted_folder_keeps_the_head(
-    weights: WeightBits, group_size: int | None, tmp_path: Path
+    name: str, weights: WeightBits, group_size: int | None, tmp_path: Path
 ) -> None:
     """Of the same INT8, one read for each unit, whatever the model's layers are kept in."""
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
-    save_with_head("GLM-4.5", source, moe_intermediate_size=64)
+    sizes = {"linear_value_head_dim": 16, "head_dim": 32, "shared_expert_intermediate_size": 32}
+    is_qwen = name.startswith("Qwen")
+    save_with_head(name, source, moe_intermediate_size=64, **(sizes if is_qwen else {}))
     opened = open_model(source, group_size=group_size, weights=weights, keeps_mtp=True)
     convert(opened.store, target)
     opened.store.close()
@@ -170,6 +182,7 @@ def test_what_nobody_asks_for_takes_little_memory(folder: tuple[Path, PlainHead]
 MEASURED = HardwareProfile(2, 8 << 30, 8 << 30, 10.0, 500.0, DiskProfile(0.01, 1 << 20, 2, True))
 
 
+@pytest.mark.parametrize("folder", ["DeepSeek V3", "GLM-4.5"], indirect=True)
 def test_a_head_is_taken_where_it_should_pay(folder: tuple[Path, PlainHead]) -> None:
     """In memory it does. Where a step waits for experts, each guess would wait for more of them. Without
     measured rates there are no guesses."""

@@ -10,7 +10,7 @@ from penstock.config import EngineConfig
 
 _TEXT = ("ngram", "suffix")
 #: Heads of multi-token prediction; vLLM has a name for each family, too.
-_MTP = ("mtp", "deepseek_mtp", "glm4_moe_mtp")
+_MTP = ("mtp", "deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
 _EAGLE3 = "eagle3"
 _PLANES = "planes"
 #: Methods that name a model of their own.

@@ -52,6 +52,9 @@ class LlamaSpec(ModelSpec):
     head_factor: float = 1.0
     #: What layers with a state compute in place of attention: recurrent_spec().
     recurrent: RecurrentForm | None = None
+    #: Layers that a checkpoint holds behind those of the model: heads of multi-token prediction, of which the
+    #: first is computed where guesses are wanted.
+    num_extra_layers: int = 0
     #: This is not the model, but its head of multi-token prediction: LlamaArchitecture.mtp_spec().
     mtp: MTPHead | None = None
 
@@ -206,4 +209,5 @@ class LlamaArchitecture(Family):
 
     @classmethod
     def _as_head(cls, spec: LlamaSpec, head: MTPHead) -> LlamaSpec:
-        return replace(spec, num_layers=1, mtp=head, sliding_windows=(), layer_ropes=())
+        plain = replace(spec, recurrent=None, states=(), layers_without_kv=frozenset())
+        return replace(plain, num_layers=1, mtp=head, sliding_windows=(), layer_ropes=())

@@ -27,9 +27,6 @@ class MixtureSpec(LlamaSpec):
     """A model in Llama's frame, with experts."""
 
     mixture: Mixture
-    #: Layers that a checkpoint holds behind those of the model: heads of multi-token prediction, of which the
-    #: first is computed where guesses are wanted.
-    num_extra_layers: int = 0
 
 
 class MixtureFamily(Llama):
@@ -60,8 +57,8 @@ class MixtureFamily(Llama):
 
     @classmethod
     def mtp_head(cls, spec: LlamaSpec) -> MTPHead | None:
-        assert isinstance(spec, MixtureSpec)
-        return MTPHead.of_deepseek(spec.num_layers) if spec.num_extra_layers else None
+        own = super().mtp_head(spec)
+        return MTPHead.of_deepseek(spec.num_layers) if own is None and spec.num_extra_layers else own
 
     @classmethod
     def _as_head(cls, spec: LlamaSpec, head: MTPHead) -> LlamaSpec:

@@ -44,6 +44,12 @@ class MTPHead:
         layer = f"model.layers.{index}."
         return cls(layer, f"{layer}enorm", f"{layer}hnorm", f"{layer}eh_proj", f"{layer}shared_head.norm")
 
+    @classmethod
+    def of_qwen(cls) -> MTPHead:
+        """The names of Qwen3-Next and Qwen3.5, whose head has a layer with attention."""
+        norms = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
+        return cls("mtp.layers.0.", *norms, "mtp.fc", "mtp.norm", is_normed=True)
+
     def tensors(self, spec: ModelSpec, norm: Norm) -> tuple[TensorSpec, ...]:
         """What join() needs."""
         width = spec.hidden_size

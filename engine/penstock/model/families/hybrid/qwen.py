@@ -3,10 +3,11 @@ others."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from penstock.kernels import Routing
-from penstock.model.config_values import count, flag, require
+from penstock.model.config_values import count, flag, number, require
 from penstock.model.families.hybrid.layers import kinds_of, with_recurrence
 from penstock.model.families.llama import Llama
 from penstock.model.families.llama_architecture import LlamaSpec
@@ -17,11 +18,13 @@ from penstock.model.families.mixture_frame import (
     sparse_layers,
     with_mixture,
 )
+from penstock.model.heads.mtp import MTPHead
 from penstock.model.layers import AttentionForm
 from penstock.model.mixture.mixture import Mixture
 from penstock.model.norms import HeadNorms, Norm
 from penstock.model.recurrent.delta_net import GatedDeltaNet
 from penstock.model.rope import read_rope, rotary_dim
+from penstock.spec import ModelSpec
 
 #: Checkpoints keep the weights of norms as their difference from 1, but for those behind the recurrence.
 FROM_ONE = Norm(offset=1.0)
@@ -31,7 +34,7 @@ class Qwen35(Llama):
     """Qwen3.5 without experts, which computes text. Rope turns a quarter of each head."""
 
     architectures = ("Qwen3_5ForCausalLM",)
-    #: Layers that guess further tokens.
+    #: The head that guesses further tokens.
     unused_tensors = (r"^(model\.)?mtp\.",)
     #: GatedDeltaNet.is_grouped
     _is_grouped = False
@@ -49,6 +52,7 @@ class Qwen35(Llama):
             attention=AttentionForm(norms=HeadNorms(FROM_ONE), has_gate=True),
             norm=FROM_ONE,
             rope=read_rope(config, rotary_dim(config, head_dim, 0.25)),
+            num_extra_layers=int(number(config, "mtp_num_hidden_layers", 0)),
         )
         form = GatedDeltaNet.of(config, cls._is_grouped)
         kinds = kinds_of(config, ("layer_types",), spec.num_layers)
@@ -61,6 +65,16 @@ class Qwen35(Llama):
                 require(named, "layer_types", "linear_attention", "full_attention")
             recurrent = [index for index, kind in enumerate(kinds) if kind == "linear_attention"]
         return with_recurrence(spec, form, recurrent)
+
+    @classmethod
+    def mtp_head(cls, spec: LlamaSpec) -> MTPHead | None:
+        return MTPHead.of_qwen()
+
+    @classmethod
+    def mtp_spec(cls, spec: ModelSpec, names: Collection[str] | None) -> ModelSpec | None:
+        """The config.json of Qwen3-Next does not tell of its head: the names of tensors do."""
+        assert isinstance(spec, LlamaSpec)
+        return None if names is None and not spec.num_extra_layers else super().mtp_spec(spec, names)
 
 
 class Qwen35Moe(MixtureFamily, Qwen35):
