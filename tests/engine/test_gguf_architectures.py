@@ -4,6 +4,7 @@ as of the folder that they were made of."""
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import converted_models as rules
 import pytest
 import torch
 from converted_models import Converted, gguf
+from mtp_folders import save_with_head
 from test_formats_in import Ids
 from tiny_models import build
 
@@ -18,8 +20,9 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.errors import UnsupportedModel
 from penstock.generation.requests.generation_request import SamplingParams
-from penstock.model.registry import open_model
+from penstock.model.registry import open_model, open_mtp_head
 from penstock.weights.checkpoints.gguf_files.gguf_models import ARCHITECTURES, OF_EXPERTS
+from penstock.weights.tensors import beside_shared
 
 GROUPS = {"n_group": 4, "topk_group": 2}
 NO_DENSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
@@ -211,3 +214,42 @@ def test_as_its_folder(case: Converted, tmp_path: Path) -> None:
     for field in dataclasses.fields(mine.spec):
         if field.name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "is_tied"):
             assert getattr(mine.spec, field.name) == getattr(theirs.spec, field.name), field.name
+
+
+def _with_head(name: str, value: torch.Tensor, config: Any) -> Any:
+    """Qwen3.5's head lies behind the layers: blk.3, and its own modules are `nextn`."""
+    words = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
+             "norm": "shared_head_norm"}  # fmt: skip
+    word = words.get(name.removeprefix("mtp.").removesuffix(".weight")) if name.startswith("mtp.") else None
+    if word is not None:
+        yield f"blk.3.nextn.{word}.weight", value + (word != "eh_proj")
+        return
+    yield from rules.qwen35(name.replace("mtp.layers.0.", "model.layers.3."), value, config)
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3.5 MoE"])
+def test_a_head_that_guesses_is_read(name: str, tmp_path: Path) -> None:
+    """The same head as that of the folder, rounded in the same way."""
+    folder, file = tmp_path / "source", tmp_path / "model.gguf"
+    save_with_head(name, folder, vocab_size=160)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(told | {"num_hidden_layers": 4}))
+    arch = "qwen35" if name == "Qwen3.5" else "qwen35moe"
+    keys = lambda config: rules.delta_keys(config) | {"nextn_predict_layers": 1}  # noqa: E731
+    rules.write(folder, file, Converted(arch, name, {}, keys, _with_head))
+    (folder / "config.json").write_text(json.dumps(told))
+    heads = [open_mtp_head(path) for path in (folder, file)]
+    stores = [head.store for head in heads if head is not None]
+    assert len(stores) == 2
+    for given, read in zip(*(store.tensors.groups for store in stores), strict=True):
+        theirs, mine = (
+            store.read_resident(beside_shared(tensors)).map(lambda part: part.clone())
+            for store, tensors in zip(stores, (given, read), strict=True)
+        )
+        for (part, expected), (_, found) in zip(theirs.items(), mine.items(), strict=True):
+            same = (
+                each if isinstance(each, torch.Tensor) else each.dequantize() for each in (found, expected)
+            )
+            torch.testing.assert_close(*same, atol=1e-6, rtol=1e-6, msg=part)
+    for store in stores:
+        store.close()
