@@ -115,10 +115,11 @@ def oracle_logits(model: Any, prompt: list[int], tokens: list[int]) -> Tensor:
     """Each token's logits. The prompt is computed whole, then the cache keeps what later tokens see of it;
     transformers wants the whole text each time, and computes its last token."""
     found = model(torch.tensor([prompt]), use_cache=True)
+    name = "cache" if "cache" in found else "past_key_values"  # before transformers 5.24
     rows = [found.logits[0, -1]]
     for count in range(1, len(tokens)):
         ids = torch.tensor([prompt + tokens[:count]])
-        found = model(ids, past_key_values=found.past_key_values, use_cache=True)
+        found = model(ids, **{name: found[name]}, use_cache=True)
         rows.append(found.logits[0, -1])
     return torch.stack(rows)
 

@@ -114,6 +114,29 @@ ENCODERS = {
 }
 #: The family of models that no other family computes.
 THROUGH_TRANSFORMERS = "model.through_transformers.family:ThroughTransformers"
+#: By model_type: what to take in place of a model that is not computed.
+NEAREST = {
+    "bailing_hybrid": "Qwen/Qwen3-Next-80B-A3B-Instruct, which has linear attention, too",
+    "deepseek_v32": "deepseek-ai/DeepSeek-V3.1, its predecessor with the same sizes",
+    "deepseek_v4": "deepseek-ai/DeepSeek-V3.1",
+    "falcon_mamba": "tiiuae/Falcon-H1-7B-Instruct",
+    "glm5_next": "zai-org/GLM-4.5-Air",
+    "glm_moe_dsa": "zai-org/GLM-4.7, its predecessor",
+    "jamba": "ibm-granite/granite-4.0-h-small",
+    "kimi_k3": "moonshotai/Kimi-K2.6",
+    "kimi_linear": "Qwen/Qwen3-Next-80B-A3B-Instruct, which has linear attention, too",
+    "lfm3": "LiquidAI/LFM2-2.6B, its predecessor",
+    "mamba": "ibm-granite/granite-4.0-h-tiny",
+    "mamba2": "ibm-granite/granite-4.0-h-tiny",
+    "muse_glimmer": "google/gemma-4-31B-it, whose layers are alike",
+    "muse_glimmer_text": "google/gemma-4-31B-it, whose layers are alike",
+    "olmo_hybrid": "allenai/Olmo-3-7B-Instruct, of the same makers",
+    "qwen4_exp": "Qwen/Qwen3.8-27B or Qwen/Qwen3.6-35B-A3B",
+    "qwen4_exp_text": "Qwen/Qwen3.8-27B or Qwen/Qwen3.6-35B-A3B",
+    "recurrent_gemma": "google/gemma-3-4b-it",
+    "zamba2": "ibm-granite/granite-4.0-h-tiny",
+    "zaya": "Qwen/Qwen3.6-35B-A3B",
+}
 #: Architectures of EAGLE-3 heads: of SGLang's and SpecForge's folders, vLLM's, and speculators'.
 EAGLE3_HEADS = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"}
 

@@ -17,6 +17,7 @@ from penstock.model.family import Family
 from penstock.model.known_families import (
     ENCODERS,
     FAMILIES,
+    NEAREST,
     THROUGH_TRANSFORMERS,
     family_at,
     is_eagle3,
@@ -88,7 +89,11 @@ def read_spec(
         try:
             return checked_spec(family_at(THROUGH_TRANSFORMERS), config, names)
         except UnsupportedModel as error:
-            raise UnsupportedModel(f"{own}. Nor can transformers' modules serve it: {error}") from error
+            near = NEAREST.get(str(config["model_type"]))
+            instead = f". What comes nearest and works: {near}" if near else ""
+            raise UnsupportedModel(
+                f"{own}. Nor can transformers' modules serve it: {error}{instead}"
+            ) from error
 
 
 def read_pooled_spec(

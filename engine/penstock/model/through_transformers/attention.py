@@ -20,9 +20,9 @@ NAME = "penstock"
 SINKS = "s_aux"
 #: Keyword arguments of attention that change nothing here: training's, the cache's, and what was used before.
 _IDLE = {
-    "dropout", "position_ids", "cache_position", "position_embeddings", "past_key_values", "use_cache",
-    "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "training",
-    "layer_idx", "rope_deltas",
+    "dropout", "position_ids", "cache_position", "position_embeddings", "past_key_values", "cache",
+    "use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict",
+    "training", "layer_idx", "rope_deltas",
 }  # fmt: skip
 
 

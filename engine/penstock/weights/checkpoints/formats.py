@@ -16,6 +16,7 @@ from penstock.gguf_file import is_gguf
 from penstock.memory.ordinary_file import FileIdentity, check_ordinary
 from penstock.weights.checkpoints import checkpoint
 from penstock.weights.checkpoints import folder as folders
+from penstock.weights.checkpoints.aliases import alias_of, aliased_config, aliased_tensors
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.quantized import quantization_config as configs
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
@@ -139,7 +140,9 @@ def _open_stored(folder: Path, allow_pickle: bool) -> Checkpoint:
         return resolve_name(_PICKLED)(folder, config)  # type: ignore[no-any-return]
     stored = Checkpoint.open(folder)
     has_text_part = is_multimodal(stored.config)
-    stored.config = read_config(folder)
+    alias, stored.config = alias_of(stored.config), read_config(folder)
+    if alias is not None:
+        return aliased_tensors(stored, alias)
     if not has_text_part:
         return stored
     text, left_out = text_tensors(stored)
@@ -155,7 +158,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     CheckpointNotFound, CorruptFile and UnsupportedModel (GGUF files, adapters)."""
     if (reader := _reader(folder)) is not None:
         return reader.read_config(folder)  # type: ignore[no-any-return]
-    config = text_config(checkpoint.read_config(folder))
+    config = aliased_config(text_config(checkpoint.read_config(folder)))
     mlx = config.get("quantization")
     if isinstance(mlx, dict) and "bits" in mlx:  # newer editions repeat the key, without a method's name
         return config | {"quantization_config": mlx | {"quant_method": "MLX"}}

@@ -215,13 +215,32 @@ def _is_modelopt(quantization: dict[str, Any]) -> bool:
     return bool(found := modelopt_algorithms(quantization)) and found <= known
 
 
+#: By the beginning of a method's name: what to take in its place, beside the original repository.
+_NEAREST = {
+    "bitsandbytes with 4 bits": "with --weights int4, the original takes as much memory",
+    "bitsandbytes": "the original becomes INT8 when it is loaded",
+    "MLX": "a GGUF file of the same bits",
+    "auto": "AutoRound's export to GPTQ or AWQ",
+    "awq": "a repository in GPTQ or AWQ (gemm), or with --weights int4 the original",
+    "gptq": "a repository in GPTQ with 4 bits, or a GGUF file of as few bits",
+    "modelopt": "ModelOpt's NVFP4 or FP8",
+    "torchao": "compressed-tensors of the same bits",
+    "quark": "compressed-tensors of the same bits",
+    "exl": "a GGUF file of the same bits",
+    "hqq": "a GGUF file of the same bits",
+    "aqlm": "a GGUF file of the same bits (IQ2_M, Q2_K)",
+    "bitnet": "a GGUF file in TQ2_0",
+}
+
+
 def unsupported(kind: str) -> UnsupportedModel:
+    near = next((other for name, other in _NEAREST.items() if kind.startswith(name)), "")
     return UnsupportedModel(
         f"the checkpoint is quantized ({kind}); Penstock reads unquantized checkpoints, which it quantizes "
         "itself, compressed-tensors (`int-quantized`, `pack-quantized`) or GPTQ with 8 bits, symmetric, "
         f"per channel or per group of {', '.join(map(str, GROUP_SIZES))} inputs, the same with 4 bits, AWQ "
         "(gemm), NVFP4, MXFP4, MXFP6, MXFP8 and FP8. Use the original, unquantized repository, or one of "
-        "these formats"
+        f"these formats{f'; nearest is: {near}' if near else ''}"
     )
 
 
