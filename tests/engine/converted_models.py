@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
@@ -23,6 +23,9 @@ gguf: Any = pytest.importorskip("gguf")
 Config = dict[str, Any]
 #: A tensor under a name of the model's own code, or under one that `gguf` maps.
 Named = tuple[str, Tensor]
+#: Blocks or numbers as a file has them, and their type.
+Stored = tuple[Any, str]
+Store = Callable[[Tensor], Stored]
 Change = Callable[[str, Tensor, Config], Iterator[Named]]
 
 TOKENS = [f"word{index}" for index in range(160)]
@@ -523,8 +526,12 @@ class Converted:
     change: Change = keep
 
 
-def write(folder: Path, path: Path, case: Converted) -> None:
-    """A saved model as the converter would write it, in float32."""
+def plain(value: Tensor) -> Stored:
+    return value.float().contiguous().numpy(), "F32"
+
+
+def write(folder: Path, path: Path, case: Converted, types: Mapping[str, Store] | None = None) -> None:
+    """A saved model as the converter would write it; `types` say how matrices of some words are stored."""
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, case.arch)
     for key, value in (common(config) | case.keys(config)).items():
@@ -538,7 +545,8 @@ def write(folder: Path, path: Path, case: Converted) -> None:
     if case.arch == "apertus":
         _add_xielu(writer, tensors, config)
     for name, value in (*_rope_factors(config, case.arch), *_names(case, tensors, config)):
-        writer.add_tensor(name, value.float().contiguous().numpy())
+        data, kind = (types or {}).get(name.split(".")[-2] if "." in name else name, plain)(value)
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -3,8 +3,10 @@ as of the folder that they were made of."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,20 @@ import pytest
 import torch
 from converted_models import Converted, gguf
 from mtp_folders import save_with_head
-from test_formats_in import Ids
+from test_formats_in import Ids, assert_computes
+from test_gguf import stored_as
+from test_gguf_types import decoded, random_blocks
 from tiny_models import build
+from units import read_layer
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.errors import UnsupportedModel
+from penstock.errors import CheckpointError, UnsupportedModel
 from penstock.generation.requests.generation_request import SamplingParams
+from penstock.kernels import Int4Tensor
 from penstock.model.registry import open_model, open_mtp_head
 from penstock.weights.checkpoints.gguf_files.gguf_models import ARCHITECTURES, OF_EXPERTS
+from penstock.weights.quantize import quantize
 from penstock.weights.tensors import beside_shared
 
 GROUPS = {"n_group": 4, "topk_group": 2}
@@ -149,6 +156,8 @@ CASES = [
     Converted("jais2", "Jais 2", {}, rules.part_of_head),
 ]  # fmt: skip
 #: Models that `make test` converts.
+#: Models whose files are tried with mistakes.
+MUTATED = ("Qwen3.5 MoE", "Gemma 4", "Granite 4", "LFM2")
 QUICK = {"Qwen3.5 MoE", "LFM2", "Granite 4"}
 PROMPTS = [[5, 9, 20, 33, 7, 7, 101, 45], list(range(20, 60))]
 
@@ -175,6 +184,61 @@ def logprobs(path: Path) -> list[float]:
             for each in (answer.prompt_logprobs or ())
             if each is not None
         ]
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+def test_blocks_reach_over_heads(kind: str, tmp_path: Path) -> None:
+    """Qwen3.5's heads of v have 128 columns of the last matrix, in another order than the file's; blocks of
+    256 reach over two of them, and 4-bit codes are kept all the same."""
+    sizes = {
+        "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64,
+        "linear_value_head_dim": 128, "linear_num_value_heads": 4, "linear_key_head_dim": 32,
+        "layer_types": ["linear_attention", "full_attention"],
+    }  # fmt: skip
+    folder, file = tmp_path / "source", tmp_path / "model.gguf"
+    model: Any = build("Qwen3.5", folder, **sizes)
+    blocks = random_blocks(kind, 256, 512) if kind != "Q8_0" else None
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and "in_proj_a" not in name and "in_proj_b" not in name:
+            parameter.data = stored_as(parameter.data, "Q8_0")
+    if blocks is not None:
+        heads = decoded(kind, blocks).view(256, 2, 2, 128).transpose(1, 2).reshape(256, 512)
+        mixer = model.model.layers[0].linear_attn
+        mixer.out_proj.weight.data = (
+            heads if kind == "Q4_K" else quantize(heads.contiguous(), 32).dequantize()
+        )
+    model.save_pretrained(folder)
+    words = "token_embd output attn_qkv attn_gate attn_q attn_k attn_v attn_output ffn_gate ffn_up ffn_down"
+    types = dict.fromkeys([*words.split(), "ssm_out"], in_blocks)
+    if blocks is not None:
+        types["ssm_out"] = lambda value: (blocks, kind)
+    rules.write(folder, file, Converted("qwen35", "Qwen3.5", sizes, rules.delta_keys, rules.qwen35), types)
+    matrix = read_layer(open_model(file).store, 0).matrix("mixer_out")
+    assert isinstance(matrix, Int4Tensor) == (kind == "Q4_K")
+    assert_computes(file, model, is_rounded=True)
+
+
+def in_blocks(value: torch.Tensor) -> tuple[Any, str]:
+    data = value.float().contiguous().numpy()
+    return gguf.quants.quantize(data, gguf.GGMLQuantizationType.Q8_0), "Q8_0"
+
+
+@pytest.mark.parametrize("model", MUTATED)
+def test_any_header_is_read_or_refused(model: str, tmp_path: Path) -> None:
+    """A few bytes of the header changed: a model, or an error of ours."""
+    case = next(case for case in CASES if case.model == model)
+    build(model, tmp_path / "source", **case.changes)
+    rules.write(tmp_path / "source", tmp_path / "model.gguf", case)
+    content = (tmp_path / "model.gguf").read_bytes()
+    begin, end = content.index(case.arch.encode() + b"."), content.rindex(b".weight")
+    draw = random.Random(48)
+    for _ in range(40):
+        changed = bytearray(content)
+        for _ in range(draw.randint(1, 4)):
+            changed[draw.randint(begin, end)] = draw.randint(0, 255)
+        (tmp_path / "fuzz.gguf").write_bytes(changed)
+        with contextlib.suppress(CheckpointError):
+            open_model(tmp_path / "fuzz.gguf").store.close()
 
 
 def test_every_architecture_is_tried_and_documented() -> None:

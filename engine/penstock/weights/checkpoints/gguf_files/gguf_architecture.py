@@ -16,7 +16,7 @@ from penstock.weights.checkpoints.gguf_files.gguf_rows import Matrix, made_of
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
 if TYPE_CHECKING:
-    from penstock.weights.checkpoints.gguf_files.gguf_mixtures import MixtureFile
+    from penstock.weights.checkpoints.gguf_files.gguf_mixture_file import MixtureFile
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,24 @@ def parted(*modules: str, sizes: Callable[[Numbers], tuple[int, ...]] | None = N
             begin += count
 
     return rule
+
+
+def convolution(name: str) -> Rule:
+    """The weight [channels, width] of a convolution, which the model's own code has as [channels, 1, width];
+    or its bias."""
+
+    def rule(stored: Stored) -> Iterator[TensorEntry]:
+        entry = stored.entry
+        is_bias = stored.kind == "bias"
+        entry = entry if is_bias else reshaped(entry, entry.shape[0], 1, -1)
+        yield made_of(stored.name(name), Matrix((entry,)))
+
+    return rule
+
+
+def log_of_negative(rows: Tensor) -> Tensor:
+    """A_log of what the file has, -exp(A_log)."""
+    return (-rows).log()
 
 
 def qkv_sizes(numbers: Numbers) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.errors import UnsupportedModel
 from penstock.weights.checkpoints.gguf_files.gguf_architecture import Architecture, Rule, Stored, whole
-from penstock.weights.checkpoints.gguf_files.gguf_mixtures import MixtureFile
+from penstock.weights.checkpoints.gguf_files.gguf_mixture_file import MixtureFile
 from penstock.weights.checkpoints.gguf_files.gguf_numbers import Numbers, window_layers
 from penstock.weights.checkpoints.gguf_files.gguf_rope import read_rope
 from penstock.weights.checkpoints.gguf_files.gguf_rows import read_vector, renamed

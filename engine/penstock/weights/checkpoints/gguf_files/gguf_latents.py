@@ -15,7 +15,7 @@ from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.gguf_files.block_types import GROUP
 from penstock.weights.checkpoints.gguf_files.gguf_architecture import Architecture, Rule, Stored
 from penstock.weights.checkpoints.gguf_files.gguf_dense import minicpm_factors
-from penstock.weights.checkpoints.gguf_files.gguf_mixtures import (
+from penstock.weights.checkpoints.gguf_files.gguf_mixture_file import (
     DEEPSEEK_NAMES,
     SIGMOID,
     SOFTMAX,

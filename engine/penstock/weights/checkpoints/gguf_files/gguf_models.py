@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import CorruptFile, UnsupportedModel
+from penstock.errors import MALFORMED, CorruptFile, UnsupportedModel
 from penstock.text.gguf_vocabulary import end_tokens
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, GROUP
@@ -57,10 +57,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """A GGUF file as an unquantized checkpoint, with 4-bit codes where the file has them. Raises
     CheckpointNotFound, CorruptFile, UnsupportedModel."""
     numbers = Numbers(path, *read_header(path))
-    entries = {entry.name: entry for entry in _entries(numbers)}
-    return Checkpoint(
-        path, _config(numbers), entries, requantized=_requantized(numbers), file_type=_file_type(numbers)
-    )
+    config = _checked_config(numbers)
+    try:
+        entries = {entry.name: entry for entry in _entries(numbers)}
+    except MALFORMED as error:
+        raise _senseless(path, error) from error
+    return Checkpoint(path, config, entries, requantized=_requantized(numbers), file_type=_file_type(numbers))
 
 
 def _file_type(numbers: Numbers) -> str:
@@ -85,7 +87,19 @@ def _requantized(numbers: Numbers) -> str:
 
 def read_config(path: Path) -> dict[str, Any]:
     """The config in the form of config.json. Raises as open_checkpoint() does."""
-    return _config(Numbers(path, *read_header(path)))
+    return _checked_config(Numbers(path, *read_header(path)))
+
+
+def _checked_config(numbers: Numbers) -> dict[str, Any]:
+    """_config() of numbers and shapes that nobody has checked. Raises as open_checkpoint() does."""
+    try:
+        return _config(numbers)
+    except MALFORMED as error:
+        raise _senseless(numbers.path, error) from error
+
+
+def _senseless(path: Path, error: Exception) -> CorruptFile:
+    return CorruptFile(f"{path} has numbers or shapes that make no model ({error!r:.200}); download it again")
 
 
 def _entries(numbers: Numbers) -> Iterator[TensorEntry]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import UnsupportedModel
+from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.gguf_file import Metadata
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
@@ -87,6 +88,18 @@ class Numbers:
     def has(self, layer: int, word: str) -> bool:
         """Whether a layer has a weight of this name."""
         return f"blk.{layer}.{word}.weight" in self.tensors
+
+    def layer_kinds(self, words: Mapping[str, str]) -> list[str]:
+        """The kind of each layer, by a weight that only such layers have. Raises CorruptFile."""
+        found = []
+        for layer in range(self.num_layers):
+            kind = next((kind for word, kind in words.items() if self.has(layer, word)), None)
+            if kind is None:
+                raise CorruptFile(
+                    f"{self.path} has no {' or '.join(words)} in layer {layer}; download it again"
+                )
+            found.append(kind)
+        return found
 
     @property
     def is_latent(self) -> bool:
