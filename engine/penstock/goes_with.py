@@ -105,7 +105,6 @@ EAGLE3 MTP PLANES x NODES: what guesses would need the layers of all machines; l
 LORA x GPU: adapters are computed on the processor only; pass --device cpu
 LORA x FOREIGN: adapters need a family of Penstock's own; merge the adapter into the model with peft
 DRAFT_MODEL EAGLE3 x ENCODER: it encodes its prompts; leave it out
-DRAFTING x RECURRENT: its own guesses would need a way back; take a decoder with attention alone
 DRAFTING x ENCODER: it encodes its prompts; take a decoder with attention alone
 PLANES x RECURRENT ENCODER EXPERTS: upper planes guess for layers of attention and one MLP; leave it out
 THROUGH_TRANSFORMERS x POOLED: transformers' modules make no vectors or scores here; leave it out

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,11 +23,13 @@ from tiny_models import RECURRENT, build
 
 from conftest import save_byte_tokenizer
 from penstock.config import EngineConfig
+from penstock.drafters.draft_model import NUM_STATES, DraftModel
 from penstock.engine import Completion, Engine
 from penstock.errors import CorruptFile, StepFailed
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
+from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.scheduling.states.guess_rows import GuessRows
 from penstock.generation.sequence import Sequence
 from penstock.state_layout import GuessRoom
@@ -297,3 +300,49 @@ def test_what_guesses_for_others_guesses_for_models_with_states(
             assert exact(engine.generate(ASKED_PROMPTS, ASKED_PARAMS)) == exact(model.undrafted)
             check_all_is_free(engine)
         assert engine.metrics.draft_tokens > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("LFM2", "together"),
+        *(
+            pytest.param(name, case, marks=pytest.mark.slow)
+            for name in QUICK
+            for case in ("chunked prompts beside", "preemptions", "few states")
+        ),
+    ],
+)
+def test_a_draft_model_with_states_guesses(
+    name: str, case: str, asked: Callable[[str], Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its branches and what it goes on with have the logits of texts that are computed as a whole."""
+    model = asked(name)
+    draft_model = DraftModel.load(model.folder, EngineConfig())
+    candidates, heard = draft_model._sampler.candidates, dict[tuple[int, ...], torch.Tensor]()
+
+    def record(logits: Iterable[torch.Tensor], batch: Batch, count: int) -> Any:
+        rows = torch.cat(list(logits))
+        heard.update(
+            (tuple(item.sequence.token_ids), row) for item, row in zip(batch.scheduled, rows, strict=True)
+        )
+        return candidates(iter([rows]), batch, count)
+
+    monkeypatch.setattr(draft_model._sampler, "candidates", record)
+    with Engine.load(model.folder, model.config(case), drafter=Speculation(flat_s, draft_model)) as engine:
+        for _ in range(2):
+            assert exact(engine.generate(ASKED_PROMPTS, ASKED_PARAMS)) == exact(model.undrafted)
+            check_all_is_free(engine)
+        assert engine.metrics.accepted_tokens
+    draft_model._forget()
+    assert draft_model._blocks.pool.num_free == draft_model._blocks.num_blocks
+    assert draft_model._states._pool.num_free == NUM_STATES
+    texts = random.Random(0).sample(sorted(heard), 60)
+    assert len({text[:20] for text in texts}) > 5
+    for text in texts:
+        sequence = Sequence(0, GenerationRequest(list(text), SamplingParams()), LONGEST)
+        assert draft_model._blocks.grow(sequence)
+        (row,) = draft_model._forward((ScheduledSequence.of(sequence, len(text)),))[1]
+        draft_model._blocks.release(sequence)
+        assert torch.equal(row[0], heard[text])
+    draft_model.close()

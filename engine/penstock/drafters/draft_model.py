@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.drafters.memory_beside import card_bytes, config_beside, machine_beside, plan_beside
@@ -28,6 +30,7 @@ from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.rope_lengths import RopeLengths
+from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
 from penstock.goes_with import Feature, check_together
 from penstock.loader import LoadedModel, PlannedModel, begin_reading, begin_tokenizer, open_folder
@@ -46,6 +49,8 @@ MAX_CHUNK = 256
 NUM_CANDIDATES = 4
 #: Tokens that a sequence has room for, if guesses are made at all.
 _MARGIN = 32
+#: Recurrent states of a draft model that has some, of texts and of branches together.
+NUM_STATES = 32
 
 
 @dataclass
@@ -57,17 +62,21 @@ class _Twin:
     branches: dict[int, Sequence]
 
 
-def own_config(config: EngineConfig) -> EngineConfig:
-    """The config of a draft model beside an engine of this config."""
+def own_config(config: EngineConfig, state_bytes: int = 0) -> EngineConfig:
+    """The config of a draft model beside an engine of this config. state_bytes: ModelSpec.state_bytes of the
+    draft model. Each branch has a state of its own."""
+    num_seqs = max(config.max_num_seqs, NUM_STATES) if state_bytes else config.max_num_seqs
     return EngineConfig(
         activations="int8",  # guesses may be less exact
         host_memory_bytes=config.host_memory_bytes,
         num_kv_tokens=min(NUM_KV_TOKENS, config.num_kv_tokens or NUM_KV_TOKENS),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=max(MAX_CHUNK, config.max_num_seqs),
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=max(MAX_CHUNK, num_seqs),
         num_threads=config.num_threads,
         device="cpu",  # or the model's card: plan_beside()
         enable_prefix_caching=False,
+        state_bytes=NUM_STATES * state_bytes or None,
+        speculation="off",
         allow_pickle=config.allow_pickle,
     )
 
@@ -112,7 +121,8 @@ class DraftModel:
         self._hardware = hardware
         self.model, self.plan, self.config = loaded.model, loaded.plan, loaded.config
         self._predict = loaded.predict
-        self._blocks = BlockManager(loaded.plan.num_kv_blocks, loaded.config.block_size, False)
+        self._states = StatePool(loaded.plan.num_state_slots, loaded.plan.num_state_slots)
+        self._blocks = BlockManager(loaded.plan.num_kv_blocks, loaded.config.block_size, False, self._states)
         self._vocab_size = self.model.spec.vocab_size
         self._sampler = Sampler(self._vocab_size, frozenset())
         #: By the number of a sequence.
@@ -137,6 +147,7 @@ class DraftModel:
         folder = find_model(name, None, offline, allow_pickle=own.allow_pickle)
         opened = open_folder(folder, own)
         spec = opened.spec
+        own = own_config(config, spec.state_bytes)
 
         def settle(planned: PlannedModel) -> PlannedModel:
             check_plan(name, planned.plan)
@@ -145,7 +156,9 @@ class DraftModel:
         try:
             check_together({Feature.DRAFTING, *spec.features}, spec.architecture)
             words = tokenizer or begin_tokenizer(folder, own)
-            planned = plan_beside(opened, own, config, hardware, settle)
+            # No card computes recurrent states so far.
+            place = replace(config, draft_device="cpu") if spec.state_bytes else config
+            planned = plan_beside(opened, own, place, hardware, settle)
             loaded = begin_reading(planned, words)
         except BaseException:
             opened.store.close()
@@ -233,7 +246,9 @@ class DraftModel:
         parent = branches.get(place.parent)
         if parent is None or parent.num_tokens + 1 >= self.model.max_model_len:
             return None
-        if place.token_id >= self.model.spec.vocab_size or not self._forks.take(place.sequence):
+        if place.token_id >= self.model.spec.vocab_size or self._states.is_full:
+            return None
+        if not self._forks.take(place.sequence):
             return None
         matcher = parent.matcher.after(place.token_id) if parent.matcher is not None else None
         if matcher is not None and matcher.is_complete:
@@ -252,12 +267,17 @@ class DraftModel:
         if not twins:
             return []
         parts = tuple(ScheduledSequence.of(twin, twin.num_pending_tokens) for twin in twins)
-        batch = Batch(parts, self._blocks.take_copies())
-        logits = self.model.executor.forward(ModelInputs.of(batch, self.config.block_size))
+        batch, logits = self._forward(parts)
         found = self._sampler.candidates(logits, batch, NUM_CANDIDATES)
         for twin in twins:
             twin.advance(twin.num_pending_tokens)
         return [[(id_, share) for id_, share in each if id_ < self._vocab_size] for each in found]
+
+    def _forward(self, parts: tuple[ScheduledSequence, ...]) -> tuple[Batch, Iterator[Tensor]]:
+        """A step of the draft model, and its logits."""
+        copies, states = self._blocks.take_copies(), self._states.take_copies()
+        batch = Batch(parts, copies, state_copies=states)
+        return batch, self.model.executor.forward(ModelInputs.of(batch, self.config.block_size))
 
     def _follow(self, sequence: Sequence) -> Sequence | None:
         """The twin of a sequence, with its tokens. What the twin had guessed right stays computed. None if
@@ -280,6 +300,11 @@ class DraftModel:
         else:
             twin = self._go_on(found, sequence)
         twin.token_ids = list(sequence.token_ids)
+        if self._states.is_needed and twin.num_computed_tokens >= sequence.num_tokens:
+            self._blocks.release(twin)  # a state has no way back
+            twin.restart()
+        if twin.state_slot is None and self._states.is_full:
+            return None
         twin.num_computed_tokens = min(twin.num_computed_tokens, sequence.num_tokens - 1)
         twin.matcher = sequence.matcher.fork() if sequence.matcher is not None else None
         # Beyond a length, some models turn keys by other frequencies.
@@ -293,8 +318,10 @@ class DraftModel:
 
         def num_true(branch: Sequence) -> int:
             guessed = branch.token_ids[num_before:]
-            return len(guessed) if tail[: len(guessed)] == guessed else 0
+            is_ahead = self._states.is_needed and branch.num_computed_tokens >= sequence.num_tokens
+            return len(guessed) if tail[: len(guessed)] == guessed and not is_ahead else 0
 
+        # The first of those that are equal is the text itself.
         twin = max(found.branches.values(), key=num_true)
         for branch in found.branches.values():
             if branch is not twin:
@@ -315,8 +342,7 @@ class DraftModel:
                 parts.append(ScheduledSequence.of(twin, room))
                 room = 0
         if parts:
-            batch = Batch(tuple(parts), self._blocks.take_copies())
-            list(self.model.executor.forward(ModelInputs.of(batch, self.config.block_size)))
+            list(self._forward(tuple(parts))[1])
             for part in parts:
                 part.sequence.advance(part.num_new_tokens)
         return ready

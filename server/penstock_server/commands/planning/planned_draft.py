@@ -88,7 +88,8 @@ def planned_draft(settings: Settings, hardware: HardwareProfile, config: EngineC
     if config.draft_model is None:
         return None
     if hardware.device is not None and config.draft_device == "auto":
-        with contextlib.suppress(CapacityError):  # the processor computes it then
+        # The processor computes it then, or it can't be computed anywhere.
+        with contextlib.suppress(CapacityError, ConfigError):
             return _draft_on(settings, hardware, config)
     return _draft_on(settings, dataclasses.replace(hardware, device=None), config)
 
@@ -104,6 +105,7 @@ def _draft_on(settings: Settings, hardware: HardwareProfile, config: EngineConfi
         return _planned_eagle3(name, config_json, hardware, config)
     else:
         size = footprint_at(find_config(name, None, settings.offline), own)
+    own = _within(own_config(config, size.state_bytes), hardware, config)
     plan = estimated_plan(size, hardware, own)
     check_plan(name, plan)
     assumed = assumed_model(size.token_elements + size.head_elements, _level_s(plan, size, hardware, own))

@@ -148,11 +148,6 @@ def test_a_draft_model_that_can_not_serve(capsys: pytest.CaptureFixture[str]) ->
     ("shape", "draft", "words"),
     [
         ("solar-10.7b", "cpm-2", "the part of a draft model can't be used with a model with an encoder"),
-        (
-            "solar-10.7b",
-            "lfm2-1.2b",
-            "a draft model can't be used with a model with recurrent states",
-        ),
         ("cpm-2", "tinyllama-1.1b", "--draft-model can't be used with a model with an encoder"),
         ("solar-10.7b", "gpt-j-6b", "another vocabulary: 50400 tokens, and 32000 in the model"),
         ("qwen2.5-7b", "tinyllama-1.1b", "another vocabulary: 32000 tokens, and 152064 in the model"),

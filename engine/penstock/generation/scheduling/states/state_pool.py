@@ -36,6 +36,11 @@ class StatePool:
     def is_needed(self) -> bool:
         return self._pool.num_blocks > 0
 
+    @property
+    def is_full(self) -> bool:
+        """No further sequence can have a slot now."""
+        return self.is_needed and not self._pool.num_free
+
     def place(self, sequence: Sequence) -> None:
         """Before a step: a slot that no other sequence has. What the slot holds does not matter to a sequence
         that begins."""
