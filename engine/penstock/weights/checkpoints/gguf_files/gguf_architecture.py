@@ -71,6 +71,8 @@ class Architecture:
     rotates_part: bool = False
     #: config.json's word for the eps of norms; "": the model's own code has the number.
     norm_eps: str = "rms_norm_eps"
+    #: Keys of other models that config.json has no place for.
+    lacks: tuple[str, ...] = ()
     #: Tensors that a file has as numbers in its header.
     made: Callable[[Numbers], Iterable[TensorEntry]] = lambda numbers: ()
     #: A weight that the last layer has in each file.

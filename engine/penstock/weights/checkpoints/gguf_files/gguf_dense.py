@@ -182,7 +182,7 @@ def minicpm_factors(numbers: Numbers) -> dict[str, Any]:
     return {
         "scale_emb": numbers.real("embedding_scale", 12.0),
         "scale_depth": numbers.real("residual_scale", 1.4 / layers) * layers,
-        "dim_model_base": width / numbers.real("logit_scale", width / 256),
+        "dim_model_base": round(width / numbers.real("logit_scale", width / 256)),
     }
 
 

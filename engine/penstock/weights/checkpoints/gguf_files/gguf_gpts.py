@@ -198,6 +198,7 @@ GPTS = {
             "attn_norm": lambda stored: _falcon_norm(stored, "ln_mlp"),
             "attn_norm_2": lambda stored: _falcon_norm(stored, "ln_attn"),
         },
+        lacks=("head_dim",),
         norm_eps="layer_norm_epsilon",
         layers="transformer.h.",
     ),

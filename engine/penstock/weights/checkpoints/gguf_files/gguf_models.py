@@ -215,7 +215,7 @@ def _config(numbers: Numbers) -> dict[str, Any]:
     config |= mixture.config(numbers, rope) if mixture else {}
     config |= architecture.config(numbers)
     check_keys(numbers, rope["rope_type"])
-    return config
+    return {key: value for key, value in config.items() if key not in architecture.lacks}
 
 
 def _model_name(model: str) -> str:

@@ -49,6 +49,8 @@ class Matrix:
 
     def read(self, stored: Callable[[TensorEntry, int, int], Arrays], start: int, stop: int) -> Arrays:
         """Rows start:stop of the original. `stored` reads rows of a part, some arrays at once."""
+        if self.rows is None and len(self.parts) == 1:
+            return stored(self.parts[0], start, stop)
         wanted = torch.arange(start, stop) if self.rows is None else self.rows[start:stop]
         needed = wanted if self.rows is None else torch.unique(wanted)
         found = [stored(*run) for run in self._runs(needed)] or [stored(self.parts[0], 0, 0)]
