@@ -15,6 +15,7 @@ from test_formats_in import assert_computes, edit_config, scheme
 from test_formats_int4 import (
     Tensors,
     compressed,
+    outcomes,
     packed_config,
     quantized_model,
     read_in_pieces,
@@ -411,6 +412,23 @@ def test_faults_are_named(fault: str, tmp_path: Path) -> None:
     write_folder(tmp_path, {f"a.{each}": tensor for each, tensor in tensors.items()}, modelopt("NVFP4"))
     with pytest.raises(kind, match=message), open_checkpoint(tmp_path) as checkpoint:
         checkpoint.read("a.weight")
+
+
+def test_mutated_headers_are_read_or_refused(tmp_path: Path) -> None:
+    torch.manual_seed(12)
+    codes, exponents, _ = mx(16, 96, 6, E2M3)
+    scaled = nvfp4(16, 96)[0] | {"pre_quant_scale": torch.ones(96)}
+    stored, _ = stored_e4m3(torch.randn(160, 192), torch.ones(160, 192))
+    files = [
+        (nvfp4(16, 96)[0], modelopt("NVFP4")),
+        (nvfp4(16, 96, divides=True)[0], NVFP4),
+        (scaled, modelopt("NVFP4_AWQ")),
+        ({"weight_packed": codes, "weight_scale": exponents}, MXFP6),
+        (mxfp8(16, 96)[0], MXFP8),
+        ({"weight": stored, "weight_scale": torch.ones(2, 1, 2, 1)}, modelopt("FP8_PB_WO")),
+    ]
+    results = outcomes(files, tmp_path)
+    assert results["read"] > 50 and results["WrongTensor"] > 50, results
 
 
 def test_what_nobody_knows_of_a_module_is_refused(tmp_path: Path) -> None:

@@ -129,6 +129,23 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h_omni": ("Nemotron-H", {}),
     "paligemma": ("Gemma", {}),
     "mistral3": ("Ministral 3", {}),
+    "llava_next_video": ("Mistral, window", {}),
+    "idefics2": ("Mistral, window", {}),
+    "idefics3": ("Llama", {}),
+    "got_ocr2": ("Qwen2", {}),
+    "fuyu": ("Persimmon", {}),
+    "video_llama_3": ("Qwen2", {}),
+    "qwen2_audio": ("Qwen2", {}),
+    "deepseek_vl": ("Llama", {}),
+    "janus": ("Llama", {}),
+    "lighton_ocr": ("Qwen3", {}),
+    "qianfan_ocr": ("Qwen3", {}),
+    "glm_ocr": ("GLM-4-0414", {"num_attention_heads": 4, "rope_parameters": HALF3}),
+    "minicpm_ocr": ("Qwen3.5", {}),
+    "deepseek_vl_hybrid": ("Llama", {}),
+    "vipllava": ("Llama", {}),
+    "qwen3_5": ("Qwen3.5", {}),
+    "qwen3_5_moe": ("Qwen3.5 MoE", {}),
 }
 
 #: Each form of names once.
@@ -156,13 +173,6 @@ def build_whole(kind: str, folder: Path) -> Any:
             rows = quantize(parameter.detach().flatten(0, -2)).dequantize()
             parameter.data = rows.view_as(parameter)
     whole.save_pretrained(folder)
-    file = folder / "model.safetensors"
-    # transformers renames layers of Kimi's text part when it saves it, as it does those of the vision tower.
-    names = {
-        name: name.replace("language_model.model.blocks.", "language_model.model.layers.")
-        for name in load_file(file)
-    }
-    save_file({names[name]: tensor for name, tensor in load_file(file).items()}, file)
     return whole
 
 

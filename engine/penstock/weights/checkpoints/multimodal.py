@@ -25,6 +25,7 @@ WHOLES = {
     "Glm4vForConditionalGeneration": "glm4v_text",
     "Glm4vMoeForConditionalGeneration": "glm4v_moe_text",
     "GlmAsrForConditionalGeneration": "llama",
+    "GlmOcrForConditionalGeneration": "glm_ocr_text",
     "GotOcr2ForConditionalGeneration": "qwen2",
     "Granite4VisionForConditionalGeneration": "granite",
     "GraniteSpeechForConditionalGeneration": "granite",
@@ -141,6 +142,9 @@ RENAMED = (
     ("model.language_model.model.", "model."),
     ("model.language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
+    # transformers saves layers of the text parts of Kimi K2.5 and Qianfan-OCR as it does those of the towers.
+    ("language_model.model.blocks.", "model.layers."),
+    ("language_model.model.encoder.layers.", "model.layers."),
     ("language_model.model.", "model."),
     ("language_model.backbone.", "backbone."),
     ("language_model.lm_head.", "lm_head."),

@@ -59,6 +59,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
     },
 }  # fmt: skip
+#: What a text part has whatever its config says.
+_ALWAYS: dict[str, dict[str, Any]] = {"glm_ocr_text": {"attention_bias": False}}
 #: Keys of the whole that hold for its text part, too.
 _SHARED = ("bos_token_id", "eos_token_id", "quantization_config", "tie_word_embeddings")
 #: Parameters of rope that have no say where a token's position is the same on all axes.
@@ -77,7 +79,8 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     kind = _text_type(config)
     shared = {name: config[name] for name in _SHARED if config.get(name) is not None}
     text: dict[str, Any] = _DEFAULTS.get(kind, {}) | (_text_numbers(config) or {})
-    return _without_axes(text) | shared | {"architectures": [TEXT_MODELS[kind]], "model_type": kind}
+    always = _ALWAYS.get(str(text.get("model_type")), {})
+    return _without_axes(text) | always | shared | {"architectures": [TEXT_MODELS[kind]], "model_type": kind}
 
 
 def other_parts(config: dict[str, Any]) -> str:
