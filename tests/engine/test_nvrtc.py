@@ -53,6 +53,10 @@ LIMITS = (
     Limits("attention_256_[48](_int8)?", (0, 0), (2, 1), "shared memory holds two blocks, on 7.5 one"),
     Limits("attention_latent", (0, 0), (2, 2), "shared memory holds three blocks, on 7.5 two"),
     Limits("write_kv_int8", (0, 0), (5, 4), "a division, a vector's largest number: 40 warps suffice"),
+    Limits("recurrence_(64|any)", (0, 0), (3, 2), "32 numbers of a state in registers, or none"),
+    Limits("recurrence_128", (0, 0), (2, 2), "64 numbers of a state in the registers of each thread"),
+    Limits("recurrence_256", (32, 0), (1, 1), "128 numbers: all the registers that a thread may have"),
+    Limits("short_conv", (0, 0), (5, 4), "it waits for memory alone"),
     Limits("merge_splits", (0, 0), (8, 8), "of 4 warps each: latency is hidden by half of all warps"),
     Limits(
         "activation|combine_[12]|fetch|join_planes|layer_norm|rms_norm|quantize_[12]|rope|router_(logits|scores)|write_kv",

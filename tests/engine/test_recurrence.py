@@ -3,10 +3,11 @@ states are kept."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 import torch
+from emulated_cuda import COMPILER, EmulatedLauncher
 from kernel_cases import close
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from penstock.generation.sequence import Sequence
 from penstock.kernels import BatchLayout, Kernels, StateSlots
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
+from penstock.kernels.cuda.kernels import CudaKernels
 from penstock.kernels.reference import ReferenceKernels
 
 NUM_STATES = 7
@@ -55,7 +57,12 @@ def layout(chunks: list[Chunk]) -> BatchLayout:
     return BatchLayout(nothing, nothing, torch.zeros(0), integers(starts), lengths, states=states)
 
 
+KINDS = ["reference", *compiled_builds(), *(["card"] if COMPILER else [])]
+
+
 def kernels(kind: str) -> Kernels:
+    if kind == "card":
+        return cast(Kernels, CudaKernels(EmulatedLauncher()))
     return ReferenceKernels() if kind == "reference" else NativeKernels(build=kind)
 
 
@@ -93,7 +100,7 @@ PARTS = [
 
 @pytest.mark.parametrize("has_beta", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", ["reference", *compiled_builds()])
+@pytest.mark.parametrize("kind", KINDS)
 def test_chunks_and_company_change_no_bit(
     kind: str, shape: tuple[int, int, int, int], has_beta: bool
 ) -> None:
@@ -109,6 +116,28 @@ def test_chunks_and_company_change_no_bit(
     assert torch.equal(whole.rows[1], whole.x[13:16]) and whole.heads[5:].isnan().all()
     for mine, theirs in zip(expected, plain.compute(ReferenceKernels(), list(range(60)), WHOLE), strict=True):
         close(mine, theirs, 2e-5)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to run the CUDA sources with")
+@pytest.mark.skipif(compiled_builds()[0] == "generic", reason="this build of the processor fuses nothing")
+@pytest.mark.parametrize("has_beta", [True, False])
+@pytest.mark.parametrize(
+    "shape",
+    [*SHAPES, (1, 1, 64, 20), (2, 1, 128, 130), pytest.param((1, 1, 256, 16), marks=pytest.mark.slow)],
+)
+def test_a_card_gives_the_processors_bits(shape: tuple[int, int, int, int], has_beta: bool) -> None:
+    """Also keys of which a thread's registers hold the state, and more columns than a block has."""
+    card, processor = Inputs(shape, has_beta), Inputs(shape, has_beta)
+    rows = [*range(5), *range(30, 33), 50]
+    chunks = [Chunk(4, 0, 5, ((3, 1),)), Chunk(0, 0, 3), Chunk(3, 0, 1)]
+    for mine, theirs in zip(
+        card.compute(kernels("card"), rows, chunks),
+        processor.compute(NativeKernels(), rows, chunks),
+        strict=True,
+    ):
+        assert torch.equal(mine, theirs)
+    assert torch.equal(card.heads[[0, 1, 3, 4]], processor.heads[[0, 1, 3, 4]])
+    assert torch.equal(card.rows[[0, 1, 3, 4]], processor.rows[[0, 1, 3, 4]])
 
 
 def test_states_that_many_saw_are_copied_before_the_next_write() -> None:

@@ -38,6 +38,7 @@ STATED = {
     "glm-4.5-air": 106.9, "minicpm3-4b": 4.07, "deepseek-v2-lite": 15.7, "deepseek-v3": 671.0,
     "gpt-oss-20b": 20.9, "gpt-oss-120b": 116.8, "llama-3.1-8b": 8.03, "qwen3-32b": 32.8,
     "gemma-4-26b-a4b": 25.2, "gemma-4-31b": 30.7, "qwen3-next-80b-a3b": 80.0, "qwen3.6-35b-a3b": 35.0,
+    "qwen3.5-4b": 4.2, "qwen3.5-9b": 8.95, "qwen3.5-27b": 26.9, "qwen3.6-27b": 26.9, "qwen3.8-27b": 26.9,
     "granite-4-h-tiny": 6.94, "granite-4-h-small": 32.2, "nemotron-nano-9b-v2": 8.89,
     "nemotron-3-nano-30b-a3b": 31.6, "lfm2-1.2b": 1.17, "lfm2-8b-a1b": 8.34, "gemma-3n-e4b": 6.87,
     "gemma-4-e4b": 7.5,
@@ -47,7 +48,7 @@ STATED = {
 
 
 #: Configurations of text parts have names of their own.
-_TEXT = re.compile("(Gemma3n|Gemma3|Gemma4|Qwen3_5Moe)")
+_TEXT = re.compile("(Gemma3n|Gemma3|Gemma4|Qwen3_5Moe|Qwen3_5)")
 
 
 @pytest.mark.slow

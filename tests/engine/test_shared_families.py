@@ -1,5 +1,5 @@
 """Which models' products a card and the processor share, beside those of ordinary decoders: encoder-decoders
-without their encoders, models that pool, and recurrences where a card's kernels compute them."""
+without their encoders, models that pool, and recurrences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tiny_models import build
 import embedding_models
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.errors import ConfigError
 from penstock.kernels.shared.shared_kernels import SharedKernels
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.step_work import StepLoad
@@ -91,16 +90,12 @@ def test_vectors(tmp_path: Path, card: PretendedCard) -> None:
 @needs_card
 @pytest.mark.parametrize("name", ["Qwen3-Next", "Granite 4", "LFM2"])
 def test_recurrences(name: str, tmp_path: Path, card: PretendedCard) -> None:
-    """Projections of recurrences are products like others. The CUDA kernels refuse such models; torch's
-    compute them."""
+    """Projections of recurrences are products like others."""
     build(name, tmp_path)
     expected, shared = (
-        load(tmp_path, num_resident_layers=1, kernels="torch", share_products=choice)
-        for choice in ("off", "auto")
+        load(tmp_path, num_resident_layers=1, share_products=choice) for choice in ("off", "auto")
     )
     assert expected.plan.kept_share is None and shared.plan.kept_share is not None
     assert shared.plan.state_bytes > 0
     assert engines.answer(shared) == engines.answer(expected)
     assert shared_products(shared)
-    with pytest.raises(ConfigError, match="recurrent states"):
-        load(tmp_path)

@@ -46,8 +46,6 @@ class KernelTraits:
     group_sizes: tuple[int, ...]
     #: Names of the layouts of keys and values that attention reads.
     kv_layouts: tuple[str, ...]
-    #: short_conv() and recurrence() are there.
-    has_recurrence: bool = True
 
     def require(self, group_size: int | None, kv_layout: KVLayout, matrices: Collection[type] = ()) -> None:
         """Raises ConfigError for weights, keys or values that these kernels do not compute. A `group_size` of
@@ -68,15 +66,6 @@ class KernelTraits:
         """Raises ConfigError for a type of matrices that these kernels don't multiply by."""
         for kind in set(matrices) - set(self.matrices):
             raise ConfigError(f"{self._refusal(kind)}; choose other --kernels or another checkpoint")
-
-    def require_recurrence(self, state_bytes: int) -> None:
-        """Raises ConfigError for a model with recurrent states, of which a sequence has so many bytes, if
-        these kernels don't compute them."""
-        if state_bytes and not self.has_recurrence:
-            raise ConfigError(
-                f"the {self.name} kernels of this device don't compute layers with recurrent states (Gated "
-                "DeltaNet, Mamba-2, short convolutions) yet: pass --device cpu"
-            )
 
     def unknown_matrix(self, matrix: Matrix) -> TypeError:
         """The error for a matrix of a type that is not in `matrices`."""

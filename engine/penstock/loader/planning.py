@@ -58,7 +58,7 @@ def plan_model(
         config = pooling_config(config, opened.spec, opened.pooling)
     kv_layout = opened.spec.kv_layout(config.kv_dtype)
     tensors = opened.store.tensors
-    _require(kernels, opened.spec, tensors, kv_layout)
+    _require(kernels, tensors, kv_layout)
     hardware = lane.describe(hardware or capacities())
     config, hardware = _beside_disk(config, hardware, opened.spec, kv_layout)
     size = kept_uses.learned(footprint(opened.spec, tensors, kv_layout), uses_of(opened, cache_folder)[1])
@@ -94,10 +94,8 @@ def uses_of(opened: OpenModel, cache_folder: Path | None) -> tuple[Path | None, 
     return file, {key: count for key, count in kept_uses.read(file).items() if key in units}
 
 
-def _require(kernels: Kernels, spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout) -> None:
-    """Raises ConfigError if the kernels lack a format of the weights, the layout of keys and values, or
-    recurrent states."""
-    kernels.traits.require_recurrence(spec.state_bytes)
+def _require(kernels: Kernels, tensors: ModelTensors, kv_layout: KVLayout) -> None:
+    """Raises ConfigError if the kernels lack a format of the weights, or the layout of keys and values."""
     types = {kind for tensor in tensors.multiplied for kind in tensor.format.operand_types}
     kernels.traits.require(tensors.group_size, kv_layout, types)
 

@@ -25,15 +25,31 @@ def _hybrid(
     } | other  # fmt: skip
 
 
-def _delta(experts: int, chosen: int) -> dict[str, Any]:
-    """Gated DeltaNet in three of four layers, experts in all."""
+def _delta(value_heads: int = 32, **other: Any) -> dict[str, Any]:
+    """Gated DeltaNet in three of four layers."""
     return {
         "head_dim": 256, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
-        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts": experts,
-        "num_experts_per_tok": chosen, "norm_topk_prob": True, "max_position_embeddings": 262144,
+        "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": value_heads,
+        "max_position_embeddings": 262144,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
-    }  # fmt: skip
+    } | other  # fmt: skip
+
+
+def _delta_experts(experts: int, chosen: int) -> dict[str, Any]:
+    """The same with experts in all layers."""
+    return _delta(
+        moe_intermediate_size=512, shared_expert_intermediate_size=512, num_experts=experts,
+        num_experts_per_tok=chosen, norm_topk_prob=True,
+    )  # fmt: skip
+
+
+def _qwen35(hidden: int, layers: int, heads: tuple[int, int], ffn: int, **other: Any) -> dict[str, Any]:
+    return _hybrid(
+        "Qwen3_5ForCausalLM", "qwen3_5_text", hidden, layers, heads, ffn, 248320, **_delta(**other)
+    )
+
+
+_QWEN35_27B = _qwen35(5120, 64, (24, 4), 17408, value_heads=48)
 
 
 def _granite4(hidden: int, heads: tuple[int, int], width: int, **other: Any) -> dict[str, Any]:
@@ -74,11 +90,16 @@ def _lfm2(architecture: str, layers: int, attention: list[int], ffn: int, **othe
 
 HYBRIDS: dict[str, dict[str, Any]] = {
     "qwen3-next-80b-a3b": _hybrid(
-        "Qwen3NextForCausalLM", "qwen3_next", 2048, 48, (16, 2), 5120, 151936, **_delta(512, 10)
+        "Qwen3NextForCausalLM", "qwen3_next", 2048, 48, (16, 2), 5120, 151936, **_delta_experts(512, 10)
     ),
     "qwen3.6-35b-a3b": _hybrid(
-        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", 2048, 40, (16, 2), 512, 248320, **_delta(256, 8)
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", 2048, 40, (16, 2), 512, 248320, **_delta_experts(256, 8)
     ),
+    "qwen3.5-4b": _qwen35(2560, 32, (16, 4), 9216, tie_word_embeddings=True),
+    "qwen3.5-9b": _qwen35(4096, 32, (16, 4), 12288),
+    "qwen3.5-27b": _QWEN35_27B,
+    "qwen3.6-27b": _QWEN35_27B,
+    "qwen3.8-27b": _QWEN35_27B,
     "granite-4-h-tiny": _granite4(
         1536, (12, 4), 512, mamba_n_heads=48, num_local_experts=64, num_experts_per_tok=6
     ),
@@ -108,6 +129,11 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 HYBRID_REPOSITORIES = {
     "qwen3-next-80b-a3b": "Qwen/Qwen3-Next-80B-A3B-Instruct",
     "qwen3.6-35b-a3b": "Qwen/Qwen3.6-35B-A3B",
+    "qwen3.5-4b": "Qwen/Qwen3.5-4B",
+    "qwen3.5-9b": "Qwen/Qwen3.5-9B",
+    "qwen3.5-27b": "Qwen/Qwen3.5-27B",
+    "qwen3.6-27b": "Qwen/Qwen3.6-27B",
+    "qwen3.8-27b": "Qwen/Qwen3.8-27B",
     "granite-4-h-tiny": "ibm-granite/granite-4.0-h-tiny",
     "granite-4-h-small": "ibm-granite/granite-4.0-h-small",
     "nemotron-nano-9b-v2": "nvidia/NVIDIA-Nemotron-Nano-9B-v2",

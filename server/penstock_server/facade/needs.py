@@ -57,10 +57,9 @@ class Survey:
 
 def estimated_plan(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> MemoryPlan:
     """The plan for a model that is not loaded; the memory of activations is an estimate. Raises
-    CapacityError, as plan_memory() does, and ConfigError for layers that no kernels of the device compute."""
+    CapacityError, as plan_memory() does."""
     device = hardware.device
     traits = expected_traits(config, None if device is None else device.compute_capability)
-    traits.require_recurrence(size.state_bytes)
     return plan_memory(size, hardware, config, workspace_factor=traits.workspace_factor)
 
 
@@ -69,7 +68,7 @@ def survey(each: Sequence[Settings], pinned: Collection[int]) -> Survey:
 
     each: the settings of each model. pinned: the places of those that always stay loaded. Raises
     PenstockError: CapacityError for a model that could not be loaded beside the pinned ones, ConfigError for
-    one that no kernels of the device compute, or whose context is shorter than the config's."""
+    one whose context is shorter than the config's."""
     hardware = profile(each[0], None, measures_disk=False)
     budget = Budgets(hardware, each[0].engine_config()).host
     sizes = [_size(settings) for settings in each]

@@ -14,6 +14,7 @@ from penstock.kernels.cuda.attention import CudaAttention
 from penstock.kernels.cuda.grouped import CudaGroupedLinear
 from penstock.kernels.cuda.launcher import OPEN, THREADS, Launcher, Prepared, ceil_div
 from penstock.kernels.cuda.linear import CudaLinear
+from penstock.kernels.cuda.recurrence import CudaRecurrences
 from penstock.kernels.experts import PlainExperts
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
@@ -34,7 +35,6 @@ from penstock.kernels.operands import (
 )
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import KernelTraits
-from penstock.kernels.recurrent.plain import PlainRecurrences
 from penstock.kernels.shared.attended import AttentionBeside
 from penstock.spec import INT8
 
@@ -47,7 +47,7 @@ MAX_PREPARED = 256
 _Int8 = QuantizedTensor | PlanesTensor
 
 
-class CudaKernels(PlainRecurrences):
+class CudaKernels(CudaRecurrences):
     """All tensors are on one device and float32, and a row's elements are contiguous. Every call launches
     kernels and waits for nothing."""
 
@@ -59,7 +59,6 @@ class CudaKernels(PlainRecurrences):
         matrices=(QuantizedTensor, Int4Tensor, PlanesTensor, StackedMatrix, HeadBlocks),
         group_sizes=INT8_GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
-        has_recurrence=False,
     )
     sublayers = None
 

@@ -24,6 +24,7 @@ THREADS = 256
 _LINEAR = "PPIIPPPPIIPI"
 _GROUPED = "PPPIIPPPPPPIIIIIIIIPIIPI"
 _ATTENTION = "PNPPIIIIIPIPPPIFFIIPPIIPPPPI"
+_SEQUENCES = "PPPPPP"
 SIGNATURES: dict[str, str] = {
     "fetch": "PIIPN",
     "rms_norm": "PNIPFFP",
@@ -46,6 +47,8 @@ SIGNATURES: dict[str, str] = {
         for height in heights
         for form in ("", "_int8")
     },
+    "short_conv": "PNIPPIPP" + _SEQUENCES,
+    **{f"recurrence_{dim}": "PNPNPNPPPPIIII" + _SEQUENCES for dim in (64, 128, 256, "any")},
     "join_planes": "PPIIP",
     **{f"gemv_{tokens}_{parts}": _LINEAR for tokens in (1, 2, 4, 8, "any") for parts in (1, 2)},
     **{f"{form}_quantize_{parts}": "PNPIIIPPP" for form in ("codes", "groups") for parts in (1, 2)},

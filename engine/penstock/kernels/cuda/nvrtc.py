@@ -31,6 +31,7 @@ SOURCES = (
     "grouped_products.cu",
     "attention.cu",
     "attention_latent.cu",
+    "recurrence.cu",
 )
 #: The compiler fuses no multiplication with an addition; elementwise.cu says why.
 OPTIONS = ("--std=c++17", "--fmad=false", "--restrict")

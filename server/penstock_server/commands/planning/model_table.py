@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from penstock.config import EngineConfig
-from penstock.errors import CapacityError, ConfigError
+from penstock.errors import CapacityError
 from penstock.memory.hardware import DiskProfile, HardwareProfile
 from penstock.memory.planning.cards import find_card
 from penstock.memory.planning.cost import predict_step
@@ -101,14 +101,11 @@ def _least_ram(size: ModelFootprint, config: EngineConfig) -> str:
 
 def _rates(size: ModelFootprint, hardware: HardwareProfile, config: EngineConfig) -> str:
     """Tokens per second of decoding steps, for each number of sequences, or for as many as have room for
-    their recurrent states. Where a card's kernels don't compute
-    a model's layers, the processor computes alone."""
+    their recurrent states."""
     try:
         plan = estimated_plan(size, hardware, config)
     except CapacityError:
         return NO_ROOM
-    except ConfigError:
-        return _rates(size, replace(hardware, device=None), config)
     most = plan.num_state_sequences or max(NUM_SEQS)
     counts = (min(num, most) for num in NUM_SEQS)
     steps = (predict_step(plan, size, hardware, config, StepLoad.decode(num)) for num in counts)
