@@ -370,8 +370,11 @@ def test_other_methods_are_named(method: str, tiny_llama: Path, tmp_path: Path) 
     shutil.copytree(tiny_llama, tmp_path / "model")
     quantization, message = FOREIGN[method]
     edit_config(tmp_path / "model", quantization_config=quantization)
-    with pytest.raises(UnsupportedModel, match=f"{message}.*Use the original, unquantized repository"):
+    with pytest.raises(
+        UnsupportedModel, match=f"{message}.*Use the original, unquantized repository"
+    ) as found:
         open_model(tmp_path / "model")
+    assert ("nearest is: with --weights int4" in str(found.value)) == (method == "NF4")
 
 
 @pytest.mark.parametrize(

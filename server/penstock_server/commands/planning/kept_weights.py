@@ -37,7 +37,8 @@ def _line(spec: ModelSpec, config: dict[str, Any], path: Path, facts: WeightFact
     if is_gguf(path):
         kept = f"{facts.quantization} of the file, {bits}"
     else:
-        kept = f"{form_of(config) or 'unquantized'} in the files, {bits} as {facts.quantization}"
+        form = f" as {facts.quantization}" if facts.quantization.startswith("INT") else ""
+        kept = f"{form_of(config) or 'unquantized'} in the files, {bits}{form}"
     left_out = ""
     if not path.is_file():
         others = other_parts(checkpoint.read_config(path))
