@@ -28,7 +28,6 @@ Stored = tuple[Any, str]
 Store = Callable[[Tensor], Stored]
 Change = Callable[[str, Tensor, Config], Iterator[Named]]
 
-TOKENS = [f"word{index}" for index in range(160)]
 #: Names that the package lacks, since it is older than the converter; behind "blk.N.".
 MISSING = {
     r"backbone\.layers\.(\d+)\.mixer\.fc1_latent_proj": "ffn_latent_down",
@@ -251,6 +250,11 @@ def gemma4(name: str, value: Tensor, config: Config) -> Iterator[Named]:
 
 def gemma3n(name: str, value: Tensor, config: Config) -> Iterator[Named]:
     yield name + ".weight" * name.endswith("correct_output_scale"), value
+
+
+def bert(name: str, value: Tensor, config: Config) -> Iterator[Named]:
+    if not name.startswith("pooler."):
+        yield name, value
 
 
 def ernie_moe(name: str, value: Tensor, config: Config) -> Iterator[Named]:
@@ -530,7 +534,13 @@ def plain(value: Tensor) -> Stored:
     return value.float().contiguous().numpy(), "F32"
 
 
-def write(folder: Path, path: Path, case: Converted, types: Mapping[str, Store] | None = None) -> None:
+def write(
+    folder: Path,
+    path: Path,
+    case: Converted,
+    types: Mapping[str, Store] | None = None,
+    num_tokens: int = 160,
+) -> None:
     """A saved model as the converter would write it; `types` say how matrices of some words are stored."""
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, case.arch)
@@ -539,7 +549,7 @@ def write(folder: Path, path: Path, case: Converted, types: Mapping[str, Store] 
                bool: writer.add_bool, list: writer.add_array}.get(type(value))  # fmt: skip
         if add is not None:
             add(f"{case.arch}.{key}", value)
-    writer.add_token_list(TOKENS)
+    writer.add_token_list([f"word{index}" for index in range(num_tokens)])
     writer.add_uint32("tokenizer.ggml.eos_token_id", 1)
     tensors = _together(load_file(folder / "model.safetensors"))
     if case.arch == "apertus":

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_word_splits import TEXTS as SPLIT_TEXTS
 from tiny_tokenizers import TEXTS, save_sentencepiece
+from tokenizers import BertWordPieceTokenizer, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
 
 from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.gguf_file import read_metadata
@@ -217,6 +218,27 @@ def test_spaces_and_newlines_of_gemma4(tmp_path: Path) -> None:
     )
     assert tokenizer.encode(" a\na\u00e9") == [1, 4, 5, 2, 6 + 0xC3, 6 + 0xA9]
     assert tokenizer.decode([4, 5, 2, 6 + 0xC3, 6 + 0xA9]) == " a\na\u00e9"
+
+
+def test_word_pieces_of_bert(tmp_path: Path) -> None:
+    """Files mark beginnings of words with U+2581 and leave "##" out; texts are lowered, without accents."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789.,!?'-()"]
+    pieces += [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz0123456789"]
+    pieces += ["the", "water", "##ing", "##er", "\u4f60", "\u597d", "hello", "##world", "12", "##34"]
+    ids = {piece: token_id for token_id, piece in enumerate(pieces)}
+    names = [
+        piece if index < 5 else piece[2:] if piece.startswith("##") and len(piece) > 2 else f"{SPACE}{piece}"
+        for index, piece in enumerate(pieces)
+    ]
+    kinds = [CONTROL] * 5 + [NORMAL] * (len(names) - 5)
+    special = {"cls_token_id": 2, "seperator_token_id": 3, "unknown_token_id": 1, "padding_token_id": 0}
+    tokens = dict(zip(names, kinds, strict=True))
+    file = write(tmp_path / "it.gguf", tokens, model="bert", pre="jina-v2-en", mask_token_id=4, **special)
+    tokenizer = Tokenizer.load(file)
+    oracle = BertWordPieceTokenizer(ids, lowercase=True)
+    for text in [*SPLIT_TEXTS, "Hello World, watering 1234!", "caf\u00e9 \u4f60\u597d"]:
+        assert tokenizer.encode(text) == oracle.encode(text).ids, text
+    assert tokenizer.encode("the [MASK]", False) == [ids["the"], 4]
 
 
 ENDS: list[tuple[dict[str, int], dict[str, int], set[str]]] = [

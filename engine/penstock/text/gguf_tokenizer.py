@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +228,31 @@ def _check_lengths(path: Path, tokens: Iterable[str]) -> None:
             )
 
 
+def _word_piece(vocabulary: Vocabulary, guesses: bool) -> _Made:
+    """BERT's WordPiece. The file marks the beginnings of words, in place of what follows them."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    defaults = {"cls_token": 101, "unk_token": 100, "sep_token": 102, "pad_token": 0, "mask_token": 103}
+    special = vocabulary.special_tokens(defaults)
+    own = {Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED}
+    tokens = [
+        token if kind in own or token_id in special.values()
+        else token[1:] if token.startswith(_SPACE) else f"##{token}"
+        for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
+    ]  # fmt: skip
+    vocabulary = replace(vocabulary, tokens=tokens)
+    unknown = special.get("unk_token")
+    if unknown is None or len(vocabulary.ids) != len(tokens):
+        raise CorruptFile(f"{vocabulary.path} has no vocabulary of WordPiece: download the file again")
+    backend = Tokenizer(models.WordPiece(vocabulary.ids, unk_token=tokens[unknown]))
+    lowers = bool(vocabulary.get("normalizer.lowercase", True))
+    strips = bool(vocabulary.get("normalizer.strip_accents", lowers))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowers, strip_accents=strips)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return _Made(vocabulary, backend, special, (True, False, True))
+
+
 def _space_decoder(has_prefix: bool) -> Any:
     from tokenizers import decoders
 
@@ -239,4 +264,5 @@ _MODELS: dict[str, Callable[[Vocabulary, bool], _Made]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
     "gemma4": _byte_level,
+    "bert": _word_piece,
 }

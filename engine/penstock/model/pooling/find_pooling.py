@@ -51,14 +51,15 @@ def find_pooling(folder: Path, config: dict[str, Any], wish: PoolingWish = NO_WI
     is_bare = any(
         name.endswith(BARE) and not name.endswith("LMHeadModel") and name not in FAMILIES for name in names
     )
-    asked = wish.runner == "pooling" or wish.pooling != "auto" or bool(texts)
+    told: PoolingKind | None = config.get("gguf_pooling")
+    asked = wish.runner == "pooling" or wish.pooling != "auto" or bool(texts) or told is not None
     if not (asked or modules is not None or is_encoder or is_scorer or is_bare):
         return None
     modules = modules or _NO_MODULES
     tokens = _ids(folder, texts) if texts else modules.score_tokens
     if is_scorer or tokens is not None:
         return _scores(config, modules, tokens, "cls" if is_encoder else "last")
-    usual: PoolingKind = "mean" if is_encoder else "last"
+    usual: PoolingKind = told or ("mean" if is_encoder else "last")
     return PoolingSpec(
         modules.kind or usual if wish.pooling == "auto" else wish.pooling,
         normalizes=modules.normalizes or modules.kind is None,

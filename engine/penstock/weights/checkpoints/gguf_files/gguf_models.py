@@ -17,6 +17,7 @@ from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, GROUP
 from penstock.weights.checkpoints.gguf_files.gguf_architecture import Architecture, Stored, exchanged
 from penstock.weights.checkpoints.gguf_files.gguf_dense import DENSE
+from penstock.weights.checkpoints.gguf_files.gguf_encoders import ENCODERS
 from penstock.weights.checkpoints.gguf_files.gguf_gemmas import GEMMA4_EXPERTS, GEMMAS
 from penstock.weights.checkpoints.gguf_files.gguf_gpts import GPTS
 from penstock.weights.checkpoints.gguf_files.gguf_header import read_header
@@ -39,8 +40,12 @@ NAMES = {
     "ffn_down": "mlp.down_proj",
 }  # fmt: skip
 #: By llama.cpp's names: models whose mlps are dense, and mixtures of experts. Files of some names are either.
-ARCHITECTURES = DENSE | GEMMAS | GPTS | HYBRIDS | DENSE_LATENTS
+ARCHITECTURES = DENSE | GEMMAS | GPTS | HYBRIDS | DENSE_LATENTS | ENCODERS
 OF_EXPERTS = MIXTURES | LATENTS | HYBRID_MIXTURES | {"gemma4": GEMMA4_EXPERTS}
+#: How a model makes a vector of a text, by llama.cpp's number (`pooling_type`).
+POOLING = {1: "mean", 2: "cls", 3: "last"}
+#: config.json's key for it, which no folder has.
+GGUF_POOLING = "gguf_pooling"
 TOKENS = "tokenizer.ggml.tokens"
 #: Names of mixtures of types that Penstock reads, by `general.file_type` (llama.h: llama_ftype).
 FILE_TYPES = {
@@ -215,6 +220,8 @@ def _config(numbers: Numbers) -> dict[str, Any]:
     config |= mixture.config(numbers, rope) if mixture else {}
     config |= architecture.config(numbers)
     check_keys(numbers, rope["rope_type"])
+    if pooling := POOLING.get(numbers.get("pooling_type", 0)):
+        config[GGUF_POOLING] = pooling
     return {key: value for key, value in config.items() if key not in architecture.lacks}
 
 
