@@ -14,8 +14,10 @@ from test_convert import Ids
 from units import layer_key
 
 from penstock.config import EngineConfig, WeightBits
+from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.engine import Engine
 from penstock.errors import CheckpointError
+from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.model.footprint import footprint
 from penstock.model.known_shapes import SHAPES, find_shape
@@ -162,6 +164,23 @@ def test_random_four_bits_are_a_model(tmp_path: Path) -> None:
         assert has_int4(tensors) and tensors.group_size == 32
         (answer,) = engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
     assert len(answer.token_ids) == 5
+
+
+def test_a_random_model_has_the_head_that_its_config_tells_of(tmp_path: Path) -> None:
+    """A hybrid with experts, and its head of multi-token prediction."""
+    config = find_shape("qwen3.6-35b-a3b") | {
+        "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_experts": 8,
+        "vocab_size": 128, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16, "mtp_num_hidden_layers": 1,
+    }  # fmt: skip
+    write_random(config, tmp_path, weights="int4", group_size=32)
+    tokenizer: Any = Ids()
+    with Engine.load(tmp_path, EngineConfig(mtp="on"), tokenizer=tokenizer) as engine:
+        assert isinstance(engine.draft_model, MTPDrafter)
+        engine.scheduler._drafter = Speculation(lambda num_tokens: 1.0, engine.draft_model)
+        (answer,) = engine.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+        assert len(answer.token_ids) == 5 and engine.metrics.draft_tokens
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

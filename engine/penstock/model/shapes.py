@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ def write_random(
     weights: WeightBits = "int8",
     group_size: int | None = None,
 ) -> None:
-    """Write a folder as `penstock convert` does, with random weights of this shape and without a tokenizer.
-    `weights` and `group_size` are those of EngineConfig.
+    """Write a folder as `penstock convert` does, with random weights of this shape and without a tokenizer;
+    with a head of multi-token prediction, if the config tells of one. `weights` and `group_size` are those of
+    EngineConfig.
 
     Integers cover the whole range, and scales keep activations about as large as in a trained model. Raises
     CapacityError if the disk is too small, CheckpointError if another process is writing there, and
@@ -42,6 +44,10 @@ def write_random(
     """
     family, spec = read_spec(config)
     tensors = planned_tensors(family.model_tensors(spec), config, weights, group_size)
+    guessing = family.mtp_spec(spec, None)
+    if guessing is not None:
+        own = group_size if weights != "int4" else None
+        tensors = replace(tensors, mtp=planned_tensors(family.model_tensors(guessing), config, "int8", own))
     files = unit_files(tensors)
     total = sum(file.num_bytes for file in files)
     with whole_file.lock(folder):
