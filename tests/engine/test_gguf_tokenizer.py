@@ -241,6 +241,33 @@ def test_word_pieces_of_bert(tmp_path: Path) -> None:
     assert tokenizer.encode("the [MASK]", False) == [ids["the"], 4]
 
 
+def test_unigrams(tmp_path: Path) -> None:
+    """As sentencepiece itself encodes, with its table of characters."""
+    from sentencepiece import SentencePieceProcessor, SentencePieceTrainer, sentencepiece_model_pb2
+
+    texts = [text for text in SPLIT_TEXTS if text.strip()]
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(texts * 3), model_prefix=str(tmp_path / "it"), vocab_size=250,
+        model_type="unigram", normalization_rule_name="nmt_nfkc", num_threads=1, minloglevel=2,
+        character_coverage=0.98,
+    )  # fmt: skip
+    oracle = SentencePieceProcessor(model_file=str(tmp_path / "it.model"))
+    proto: Any = sentencepiece_model_pb2.ModelProto.FromString(oracle.serialized_model_proto())  # type: ignore[attr-defined]
+    size = oracle.vocab_size()
+    pieces = [oracle.id_to_piece(index) for index in range(size)]
+    charsmap = list(proto.normalizer_spec.precompiled_charsmap)
+    file = write(
+        tmp_path / "it.gguf", dict(zip(pieces, [UNKNOWN, CONTROL, CONTROL] + [NORMAL] * size, strict=False)),
+        model="t5", scores=[float(oracle.get_score(index)) for index in range(size)], bos_token_id=1,
+        eos_token_id=2, unknown_token_id=0, remove_extra_whitespaces=True,
+        precompiled_charsmap=charsmap,
+    )  # fmt: skip
+    tokenizer = Tokenizer.load(file)
+    for text in texts:
+        assert tokenizer.encode(text) == [*oracle.encode(text), 2], text
+    assert tokenizer.decode(tokenizer.encode("the water")) == "the water"
+
+
 ENDS: list[tuple[dict[str, int], dict[str, int], set[str]]] = [
     ({"<|end|>": 3, "<|return|>": 3, "<|call|>": 3}, {"eos": 1}, {"<|return|>", "<|call|>"}),
     ({"<|end|>": 3, "<|assistant|>": 3, "</s>": 3}, {"eos": 2}, {"<|end|>", "</s>"}),

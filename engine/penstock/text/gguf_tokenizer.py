@@ -253,6 +253,30 @@ def _word_piece(vocabulary: Vocabulary, guesses: bool) -> _Made:
     return _Made(vocabulary, backend, special, (True, False, True))
 
 
+def _unigram(vocabulary: Vocabulary, guesses: bool) -> _Made:
+    """sentencepiece's Unigram: of all ways to cut a word, the one whose tokens have the best scores together
+    (T5, XLM-RoBERTa)."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    vocabulary = vocabulary.with_marked_spaces(_SPACE)
+    special = vocabulary.special_tokens({"eos_token": 1, "unk_token": 2, "pad_token": 0})
+    scored = list(zip(vocabulary.tokens, map(float, vocabulary.scores), strict=True))
+    backend = Tokenizer(models.Unigram(scored, special.get("unk_token"), byte_fallback=False))
+    steps: list[Any] = []
+    if charsmap := vocabulary.get("precompiled_charsmap"):
+        try:
+            steps.append(normalizers.Precompiled(bytes(byte & 255 for byte in charsmap)))
+        except Exception as error:  # tokenizers has no narrower one
+            raise CorruptFile(f"{vocabulary.path} has a table of characters that is none") from error
+    if vocabulary.get("remove_extra_whitespaces", False):
+        steps += [normalizers.Replace(Regex(cut), " " * (cut == " {2,}")) for cut in ("^ +| +$", " {2,}")]
+    backend.normalizer = normalizers.Sequence(steps)
+    scheme = "always" if vocabulary.get("add_space_prefix", True) else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=scheme)
+    backend.decoder = decoders.Metaspace(_SPACE, prepend_scheme=scheme)
+    return _Made(vocabulary, backend, special, (False, True, False))
+
+
 def _space_decoder(has_prefix: bool) -> Any:
     from tokenizers import decoders
 
@@ -265,4 +289,5 @@ _MODELS: dict[str, Callable[[Vocabulary, bool], _Made]] = {
     "llama": _sentencepiece,
     "gemma4": _byte_level,
     "bert": _word_piece,
+    "t5": _unigram,
 }
