@@ -208,7 +208,9 @@ def logprobs(path: Path) -> list[float]:
         ]
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "kind", ["Q4_K", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q8_0", "Q6_K"))]
+)
 def test_blocks_reach_over_heads(kind: str, tmp_path: Path) -> None:
     """Qwen3.5's heads of v have 128 columns of the last matrix, in another order than the file's; blocks of
     256 reach over two of them, and 4-bit codes are kept all the same."""
@@ -245,7 +247,9 @@ def in_blocks(value: torch.Tensor) -> tuple[Any, str]:
     return gguf.quants.quantize(data, gguf.GGMLQuantizationType.Q8_0), "Q8_0"
 
 
-@pytest.mark.parametrize("model", MUTATED)
+@pytest.mark.parametrize(
+    "model", [MUTATED[0], *(pytest.param(model, marks=pytest.mark.slow) for model in MUTATED[1:])]
+)
 def test_any_header_is_read_or_refused(model: str, tmp_path: Path) -> None:
     """A few bytes of the header changed: a model, or an error of ours."""
     case = next(case for case in CASES if case.model == model)
