@@ -312,6 +312,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | LATENT
         | {"first_k_dense_replace": 1, "rope_parameters": YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
+    "DeepSeek V3.2": (
+        "DeepseekV32",
+        DEEPSEEK
+        | LATENT
+        | {"first_k_dense_replace": 1, "q_lora_rank": 20, "index_topk": 512, "index_n_heads": 2,
+           "index_head_dim": 16, "rope_parameters": YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "GLM-5": (
+        "GlmMoeDsa",
+        DEEPSEEK
+        | LATENT
+        | {"first_k_dense_replace": 1, "q_lora_rank": 20, "index_topk": 512, "index_n_heads": 2,
+           "index_head_dim": 16, "n_group": 1, "topk_group": 1, "indexer_types": ["full", "shared", "full"]},
+    ),
     "gpt-oss": (
         "GptOss",
         SMALL

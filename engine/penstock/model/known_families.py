@@ -26,6 +26,7 @@ FAMILIES = {
     "CwmForCausalLM": "model.families.dense.llama_relatives:Cwm",
     "DeepseekV2ForCausalLM": "model.families.deepseek:DeepseekV2",
     "DeepseekV3ForCausalLM": "model.families.deepseek:DeepseekV3",
+    "DeepseekV32ForCausalLM": "model.families.deepseek:DeepseekV32",
     "Dots1ForCausalLM": "model.families.sigmoid_mixtures:Dots1",
     "EVAModel": "cpm.eva:EVA",
     "Ernie4_5ForCausalLM": "model.families.dense.llama_relatives:Ernie45",
@@ -48,6 +49,7 @@ FAMILIES = {
     "GemmaForCausalLM": "model.families.gemma.gemma:Gemma",
     "Glm4ForCausalLM": "model.families.dense.glm:Glm4",
     "Glm4MoeForCausalLM": "model.families.sigmoid_mixtures:Glm4Moe",
+    "GlmMoeDsaForCausalLM": "model.families.deepseek:GlmMoeDsa",
     "GlmForCausalLM": "model.families.dense.glm:Glm",
     "GptOssForCausalLM": "model.families.gpt_oss:GptOss",
     "GraniteForCausalLM": "model.families.dense.llama_relatives:Granite",
@@ -117,11 +119,9 @@ THROUGH_TRANSFORMERS = "model.through_transformers.family:ThroughTransformers"
 #: By model_type: what to take in place of a model that is not computed.
 NEAREST = {
     "bailing_hybrid": "Qwen/Qwen3-Next-80B-A3B-Instruct, which has linear attention, too",
-    "deepseek_v32": "deepseek-ai/DeepSeek-V3.1, its predecessor with the same sizes",
-    "deepseek_v4": "deepseek-ai/DeepSeek-V3.1",
+    "deepseek_v4": "deepseek-ai/DeepSeek-V3.2",
     "falcon_mamba": "tiiuae/Falcon-H1-7B-Instruct",
     "glm5_next": "zai-org/GLM-4.5-Air",
-    "glm_moe_dsa": "zai-org/GLM-4.7, its predecessor",
     "jamba": "ibm-granite/granite-4.0-h-small",
     "kimi_k3": "moonshotai/Kimi-K2.6",
     "kimi_linear": "Qwen/Qwen3-Next-80B-A3B-Instruct, which has linear attention, too",

@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from penstock.model.attention.latent import LatentForm
-from penstock.model.config_values import flag, require
+from penstock.model.config_values import count, flag, require
 from penstock.model.families.deepseek_mixture import deepseek_mixture, num_extra_layers
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, with_mixture
 from penstock.model.rope import read_rope
+from penstock.spec import ModelSpec
+from penstock.weights.tensors import ModelTensors
 
 
 class DeepseekV2(MixtureFamily):
@@ -51,3 +53,32 @@ class DeepseekV3(DeepseekV2):
     @classmethod
     def _is_interleaved(cls, config: dict[str, Any]) -> bool:
         return flag(config, "rope_interleave", True)
+
+
+class DeepseekV32(DeepseekV3):
+    """DeepSeek V3.2 (arXiv 2512.02556): an indexer chooses `index_topk` keys for each query. Up to so many
+    tokens the indexer chooses all, and attention is V3's. Longer texts are not computed."""
+
+    architectures = ("DeepseekV32ForCausalLM",)
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        spec = super().read_spec(config)
+        most = count(config, "index_topk", default=2048)
+        return replace(spec, max_position_embeddings=min(most, spec.max_position_embeddings))
+
+    @classmethod
+    def model_tensors(cls, spec: ModelSpec) -> ModelTensors:
+        tensors = super().model_tensors(spec)
+        return replace(tensors, unused=(*tensors.unused, r"\.self_attn\.indexer\."))
+
+
+class GlmMoeDsa(DeepseekV32):
+    """GLM-5 (arXiv 2602.15763): DeepSeek V3.2 without groups of experts. Some layers take the keys that the
+    last indexer before has chosen."""
+
+    architectures = ("GlmMoeDsaForCausalLM",)
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        return super().read_spec({"n_group": 1, "topk_group": 1} | config)

@@ -164,6 +164,18 @@ SERVED: dict[str, Config] = {
     "Nemotron-3-Nano-30B-A3B": NANO,
     "Qwen/Qwen3.5-9B": whole("Qwen3_5", "qwen3_5", hybrid(4096, 32, 16, 32)),
 }  # fmt: skip
+#: Up to as many tokens as the indexer of its attention chooses.
+SHORT = {
+    "GLM-5.2-GGUF": {
+        "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "hidden_size": 6144,
+        "num_hidden_layers": 78, "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 2048,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
+        "intermediate_size": 12288, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+        "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "vocab_size": 154880,
+        "max_position_embeddings": 202752, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "index_topk": 2048,
+        "index_n_heads": 32, "index_head_dim": 128, "tie_word_embeddings": False,
+    }
+}  # fmt: skip
 #: In every engine's list, with no number of downloads.
 OTHERS = {"moonshotai/Kimi-K2.6": KIMI}
 THROUGH_TRANSFORMERS: dict[str, tuple[str, str, Config]] = {
@@ -184,11 +196,6 @@ REFUSED: dict[str, tuple[Config, str, list[str]]] = {
     ),
     "Muse-Glimmer-30B": (
         whole("MuseGlimmer", "muse_glimmer", {}), "MuseGlimmerForConditional", ["Muse-Glimmer-30B-GGUF"]
-    ),
-    "GLM-5.2": (
-        {"architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa"},
-        "GlmMoeDsaForCausalLM.*compute with the mask",
-        ["GLM-5.2-GGUF"],
     ),
     "Ling-3.0-Flash": (
         {"architectures": ["BailingHybridForCausalLM"], "model_type": "bailing_hybrid"},
@@ -232,9 +239,14 @@ def test_what_transformers_modules_compute(name: str, tmp_path: Path) -> None:
     assert "transformers' modules" in line_of(from_transformers(kind, architecture) | others, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "GLM-5.2" else ()) for name in REFUSED]
-)
+@pytest.mark.slow
+def test_an_indexer_bounds_the_context(tmp_path: Path) -> None:
+    line = line_of(SHORT["GLM-5.2-GGUF"], tmp_path)
+    assert "own code as GlmMoeDsa" in line
+    assert "left out: contexts beyond the 2048 tokens of its indexer; " in line
+
+
+@pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_computed_is_refused(name: str, tmp_path: Path) -> None:
     """A model that has come to be served belongs into the table of those."""
     config, reason, _ = REFUSED[name]
@@ -244,4 +256,4 @@ def test_what_is_not_computed_is_refused(name: str, tmp_path: Path) -> None:
 
 def test_how_many_of_thirty_are_served() -> None:
     refused = [repository for _, _, repositories in REFUSED.values() for repository in repositories]
-    assert (len(SERVED) + len(THROUGH_TRANSFORMERS), len(refused)) == (23, 7)
+    assert (len(SERVED) + len(SHORT) + len(THROUGH_TRANSFORMERS), len(refused)) == (24, 6)
