@@ -60,9 +60,10 @@ class Guessed:
             self.config, self.kind = {"draft_model": str(self.drafter)}, Eagle3Drafter
         else:
             self.drafter.mkdir()
-            for path, sizes in ((self.model, {}), (self.drafter, {"num_hidden_layers": 1})):
+            drafts = ("Llama", {"num_hidden_layers": 1}) if kind == "draft_model" else ("LFM2", {})
+            for path, (name, sizes) in ((self.model, ("Llama", {})), (self.drafter, drafts)):
                 save_byte_tokenizer(path)
-                build("Llama", path, vocab_size=278, **sizes)
+                build(name, path, vocab_size=278, **sizes)
             self.config, self.kind = {"draft_model": str(self.drafter)}, DraftModel
 
     def load(self, **config: Any) -> Engine:
@@ -76,7 +77,7 @@ class Guessed:
             return engine.generate(PROMPTS, PARAMS)
 
 
-@pytest.fixture(scope="module", params=["mtp", "eagle3", "draft_model"])
+@pytest.fixture(scope="module", params=["mtp", "eagle3", "draft_model", "hybrid"])
 def guessed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Guessed:
     return Guessed(request.param, tmp_path_factory.mktemp(request.param))
 

@@ -17,6 +17,7 @@ from penstock.engine import Engine
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.warm_up import largest_step
 from penstock.kernels.cpu_builds import compiled_builds
+from penstock.kernels.scratch import scratch
 from penstock.kernels.sublayers import partial_results
 from penstock.kernels.sublayers.partial_results import SPLIT_KEYS
 
@@ -41,6 +42,7 @@ def test_the_largest_step_takes_what_was_measured(name: str, kernels: KernelChoi
     params = SamplingParams(temperature=1.0, top_p=0.9, logprobs=5, max_tokens=2, ignore_eos=True)
     tokenizer: Any = Ids()
     with Engine.load(tmp_path, config, tokenizer=tokenizer) as engine:
+        scratch(1)  # what a thread keeps for good is no step's
         for number in range(4):
             engine.add(GenerationRequest([3 + number] * 100, params, str(number)))
         with torch.profiler.profile(profile_memory=True) as profiler:

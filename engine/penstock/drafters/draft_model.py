@@ -156,9 +156,7 @@ class DraftModel:
         try:
             check_together({Feature.DRAFTING, *spec.features}, spec.architecture)
             words = tokenizer or begin_tokenizer(folder, own)
-            # No card computes recurrent states so far.
-            place = replace(config, draft_device="cpu") if spec.state_bytes else config
-            planned = plan_beside(opened, own, place, hardware, settle)
+            planned = plan_beside(opened, own, config, hardware, settle)
             loaded = begin_reading(planned, words)
         except BaseException:
             opened.store.close()
