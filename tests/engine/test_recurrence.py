@@ -23,6 +23,8 @@ from penstock.kernels.reference import ReferenceKernels
 NUM_STATES = 7
 #: (num_heads, num_key_heads, key_dim, value_dim)
 SHAPES = [(4, 2, 16, 32), (3, 3, 5, 7), (6, 1, 33, 40)]
+#: (by the delta rule, with a decay for each row of a state)
+RULES = [(True, False), (False, False), (True, True)]
 
 
 class Chunk(NamedTuple):
@@ -69,13 +71,15 @@ def kernels(kind: str) -> Kernels:
 class Inputs:
     """The rows of three sequences, and what they leave in the states."""
 
-    def __init__(self, shape: tuple[int, int, int, int], has_beta: bool) -> None:
+    def __init__(self, shape: tuple[int, int, int, int], has_beta: bool, has_channels: bool = False) -> None:
         torch.manual_seed(0)
         heads, key_heads, key_dim, value_dim = shape
         self.q, self.k = (torch.randn(60, key_heads, key_dim) / key_dim**0.5 for _ in range(2))
         wide = torch.randn(60, heads * value_dim + 3)  # rows of a wider tensor
         self.v = wide[:, : heads * value_dim].view(60, heads, value_dim)
         self.decay, self.beta = torch.rand(60, heads), torch.rand(60, heads) if has_beta else None
+        if has_channels:
+            self.decay = torch.rand(60, heads, key_dim)
         self.x, self.weight, self.bias = wide, torch.randn(4, wide.shape[1]), torch.randn(wide.shape[1])
         self.heads = torch.full((NUM_STATES, heads, key_dim, value_dim), torch.nan)
         self.rows = torch.full((NUM_STATES, 3, wide.shape[1]), torch.nan)
@@ -98,14 +102,14 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize("has_beta", [True, False])
+@pytest.mark.parametrize(("has_beta", "has_channels"), RULES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_and_company_change_no_bit(
-    kind: str, shape: tuple[int, int, int, int], has_beta: bool
+    kind: str, shape: tuple[int, int, int, int], has_beta: bool, has_channels: bool
 ) -> None:
-    own, whole, cut = kernels(kind), Inputs(shape, has_beta), Inputs(shape, has_beta)
-    plain = Inputs(shape, has_beta)
+    whole, cut, plain = (Inputs(shape, has_beta, has_channels) for _ in range(3))
+    own = kernels(kind)
     expected = whole.compute(own, list(range(60)), WHOLE)
     for rows, chunks in PARTS:
         for mine, all_rows in zip(cut.compute(own, rows, chunks), expected, strict=True):
@@ -118,16 +122,34 @@ def test_chunks_and_company_change_no_bit(
         close(mine, theirs, 2e-5)
 
 
+def test_each_row_of_a_state_has_a_decay_of_its_own() -> None:
+    """Against the formula of Kimi Delta Attention (arXiv 2510.26692) in float64: S = (I - beta k k^T)
+    diag(decay) S + beta k v^T."""
+    inputs = Inputs((4, 2, 16, 32), has_beta=True, has_channels=True)
+    y, _ = inputs.compute(ReferenceKernels(), list(range(60)), WHOLE)
+    beta, state = inputs.beta, torch.zeros(4, 16, 32, dtype=torch.float64)
+    assert beta is not None
+    for row in range(30):
+        k, q = (each[row].double().repeat_interleave(2, 0) for each in (inputs.k, inputs.q))
+        b, v = beta[row].double()[:, None], inputs.v[row].double()
+        turned = torch.eye(16) - (b * k)[:, :, None] * k[:, None]
+        state = turned @ (inputs.decay[row].double()[..., None] * state) + (b * k)[:, :, None] * v[:, None]
+        close(y[row], torch.einsum("hk,hkv->hv", q, state).float(), 2e-5)
+    close(inputs.heads[4], state.float(), 2e-5)
+
+
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to run the CUDA sources with")
 @pytest.mark.skipif(compiled_builds()[0] == "generic", reason="this build of the processor fuses nothing")
-@pytest.mark.parametrize("has_beta", [True, False])
+@pytest.mark.parametrize(("has_beta", "has_channels"), RULES)
 @pytest.mark.parametrize(
     "shape",
     [*SHAPES, (1, 1, 64, 20), (2, 1, 128, 130), pytest.param((1, 1, 256, 16), marks=pytest.mark.slow)],
 )
-def test_a_card_gives_the_processors_bits(shape: tuple[int, int, int, int], has_beta: bool) -> None:
+def test_a_card_gives_the_processors_bits(
+    shape: tuple[int, int, int, int], has_beta: bool, has_channels: bool
+) -> None:
     """Also keys of which a thread's registers hold the state, and more columns than a block has."""
-    card, processor = Inputs(shape, has_beta), Inputs(shape, has_beta)
+    card, processor = (Inputs(shape, has_beta, has_channels) for _ in range(2))
     rows = [*range(5), *range(30, 33), 50]
     chunks = [Chunk(4, 0, 5, ((3, 1),)), Chunk(0, 0, 3), Chunk(3, 0, 1)]
     for mine, theirs in zip(

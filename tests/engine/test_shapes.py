@@ -42,6 +42,7 @@ STATED = {
     "gemma-4-26b-a4b": 25.2, "gemma-4-31b": 30.7, "qwen3-next-80b-a3b": 80.0, "qwen3.6-35b-a3b": 35.0,
     "qwen3.5-4b": 4.2, "qwen3.5-9b": 8.95, "qwen3.5-27b": 26.9, "qwen3.6-27b": 26.9, "qwen3.8-27b": 26.9,
     "granite-4-h-tiny": 6.94, "granite-4-h-small": 32.2, "nemotron-nano-9b-v2": 8.89,
+    "kimi-linear-48b-a3b": 49.1,
     "nemotron-3-nano-30b-a3b": 31.6, "lfm2-1.2b": 1.17, "lfm2-8b-a1b": 8.34, "gemma-3n-e4b": 6.87,
     "gemma-4-e4b": 7.5,
     "opt-6.7b": 6.66, "gpt-j-6b": 6.05, "gpt-neox-20b": 20.6, "bloom-7b1": 7.07, "falcon-7b": 6.92,
@@ -83,7 +84,7 @@ def test_parameters_are_those_of_transformers_model(name: str) -> None:
     # So do routers, whose corrections are buffers. transformers merges experts.
     is_table = re.compile(
         r"wpe|embed_positions|relative_attention_bias|segment_embedding|((?<!input_)gate|router)\.weight|_proj_bias"
-        r"|router\.proj|altup\.[a-z_]+\.weight|in_proj_b?a?\.weight"
+        r"|router\.proj|altup\.[a-z_]+\.weight|in_proj_b?a?\.weight|\.(b|f_a|f_b)_proj\.weight"
     )
     matrices = {n: p for n, p in model.named_parameters() if p.dim() == 2 and not is_table.search(n)}
     experts = [p for n, p in model.named_parameters() if p.dim() == 3 and "conv" not in n]

@@ -178,6 +178,6 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_crossing_close": (_P,),
     "penstock_short_conv": (_P, _N, _N, _P, _P, _N, _P, _P, _P, _P, _P, _P, _P, _P, _N),
     "penstock_recurrence": (
-        _P, _N, _P, _N, _P, _N, _P, _P, _P, _P, _N, _N, _N, _N, _P, _P, _P, _P, _P, _P, _N,
+        _P, _N, _P, _N, _P, _N, _P, _P, _P, _P, _N, _N, _N, _N, _P, _P, _P, _P, _P, _P, _N, _N,
     ),
 }  # fmt: skip

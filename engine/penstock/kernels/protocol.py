@@ -104,8 +104,10 @@ class Recurrences(Protocol):
             S = decay * S + k new^T,  y = S^T q
 
         q and k are [num_tokens, num_key_heads, key_dim], and serve num_heads / num_key_heads heads each; v
-        and y are [num_tokens, num_heads, value_dim]; decay and beta [num_tokens, num_heads]. `states` is
-        [num_states, num_heads, key_dim, value_dim], and is brought up to date, as StateSlots says."""
+        and y are [num_tokens, num_heads, value_dim]; beta [num_tokens, num_heads]. decay is [num_tokens,
+        num_heads], or [num_tokens, num_heads, key_dim] with a factor for each row of S (Kimi Delta Attention,
+        arXiv 2510.26692): S is multiplied by it first, and the lines above follow with a decay of 1. `states`
+        is [num_states, num_heads, key_dim, value_dim], and is brought up to date, as StateSlots says."""
 
 
 class Kernels(Recurrences, Protocol):

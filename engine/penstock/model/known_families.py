@@ -60,6 +60,7 @@ FAMILIES = {
     "HunYuanMoEV1ForCausalLM": "model.families.mixture_relatives:HunYuanMoe",
     "InternLM3ForCausalLM": "model.families.dense.llama_relatives:InternLM3",
     "Jais2ForCausalLM": "model.families.gpt.starcoder2:Jais2",
+    "KimiLinearForCausalLM": "model.families.hybrid.kimi:KimiLinear",
     "Lfm2ForCausalLM": "model.families.hybrid.lfm2:LFM2",
     "Lfm2MoeForCausalLM": "model.families.hybrid.lfm2:LFM2Moe",
     "Llama4ForCausalLM": "model.families.llama4:Llama4",
@@ -118,13 +119,12 @@ ENCODERS = {
 THROUGH_TRANSFORMERS = "model.through_transformers.family:ThroughTransformers"
 #: By model_type: what to take in place of a model that is not computed.
 NEAREST = {
-    "bailing_hybrid": "Qwen/Qwen3-Next-80B-A3B-Instruct, which has linear attention, too",
+    "bailing_hybrid": "moonshotai/Kimi-Linear-48B-A3B-Instruct, which has linear attention, too",
     "deepseek_v4": "deepseek-ai/DeepSeek-V3.2",
     "falcon_mamba": "tiiuae/Falcon-H1-7B-Instruct",
     "glm5_next": "zai-org/GLM-4.5-Air",
     "jamba": "ibm-granite/granite-4.0-h-small",
     "kimi_k3": "moonshotai/Kimi-K2.6",
-    "kimi_linear": "Qwen/Qwen3-Next-80B-A3B-Instruct, which has linear attention, too",
     "lfm3": "LiquidAI/LFM2-2.6B, its predecessor",
     "mamba": "ibm-granite/granite-4.0-h-tiny",
     "mamba2": "ibm-granite/granite-4.0-h-tiny",

@@ -88,7 +88,27 @@ def _lfm2(architecture: str, layers: int, attention: list[int], ffn: int, **othe
     return _hybrid(architecture, kind, 2048, layers, (32, 8), ffn, 65536, **(numbers | other))
 
 
+def _kimi_linear() -> dict[str, Any]:
+    """Every fourth layer and the last one have latent attention, the others Kimi Delta Attention. The sizes
+    are those of transformers' default config."""
+    attention = [*range(4, 27, 4), 27]
+    return _hybrid(
+        "KimiLinearForCausalLM", "kimi_linear", 2304, 27, (32, 32), 9216, 163840,
+        max_position_embeddings=1048576, rms_norm_eps=1e-5, kv_lora_rank=512, q_lora_rank=None,
+        qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, mla_use_nope=True,
+        linear_attn_config={
+            "full_attn_layers": attention,
+            "kda_layers": [layer for layer in range(1, 28) if layer not in attention],
+            "num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4,
+        },
+        num_experts=256, num_experts_per_token=8, num_shared_experts=1, moe_intermediate_size=1024,
+        first_k_dense_replace=1, moe_layer_freq=1, num_expert_group=1, topk_group=1, moe_renormalize=True,
+        moe_router_activation_func="sigmoid", routed_scaling_factor=2.446,
+    )  # fmt: skip
+
+
 HYBRIDS: dict[str, dict[str, Any]] = {
+    "kimi-linear-48b-a3b": _kimi_linear(),
     "qwen3-next-80b-a3b": _hybrid(
         "Qwen3NextForCausalLM", "qwen3_next", 2048, 48, (16, 2), 5120, 151936, **_delta_experts(512, 10)
     ),
@@ -127,6 +147,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     ),
 }  # fmt: skip
 HYBRID_REPOSITORIES = {
+    "kimi-linear-48b-a3b": "moonshotai/Kimi-Linear-48B-A3B-Instruct",
     "qwen3-next-80b-a3b": "Qwen/Qwen3-Next-80B-A3B-Instruct",
     "qwen3.6-35b-a3b": "Qwen/Qwen3.6-35B-A3B",
     "qwen3.5-4b": "Qwen/Qwen3.5-4B",

@@ -74,7 +74,7 @@ EXPORT void penstock_short_conv(const float *x, int64_t x_stride, int64_t channe
     for_rows(num_tasks, query_start[num_seqs] * width * CONV_CHANNELS / MAX(num_seqs, 1), conv_strip, &c);
 }
 
-/* State of a key and a value: Gated DeltaNet, Mamba-2 */
+/* State of a key and a value: Gated DeltaNet, Mamba-2, Kimi Delta Attention */
 
 /* Columns of a state are independent of each other. A task has so many columns of a head for all rows of a sequence,
  * which stay in the cache meanwhile. */
@@ -84,6 +84,7 @@ typedef struct {
     const float *q, *k, *v, *decay, *beta;
     float *states, *y;
     int64_t q_stride, k_stride, v_stride, num_heads, num_key_heads, key_dim, value_dim;
+    int64_t decay_dim; /* key_dim: the decay has a factor for each row of a state; otherwise 1 */
     sequences s;
 } recurrence;
 
@@ -126,6 +127,46 @@ NOINLINE void advance(const float *key, const float *query, int64_t key_dim, flo
     for (int j = 0; j < 2; j++) store(y + j * LANES, even[j] + odd[j]);
 }
 
+/* S_i = decay S_i, found += key_i S_i */
+INLINE void fade_row(float key, float decay, float *state, vec *found) {
+    for (int j = 0; j < 2; j++) {
+        const vec now = splat(decay) * load(state + j * LANES);
+        store(state + j * LANES, now);
+        found[j] += splat(key) * now;
+    }
+}
+
+/* S_i += key_i new, y += query_i S_i */
+INLINE void add_row(float key, float query, const vec *new, float *state, vec *y) {
+    for (int j = 0; j < 2; j++) {
+        const vec now = load(state + j * LANES) + splat(key) * new[j];
+        store(state + j * LANES, now);
+        y[j] += splat(query) * now;
+    }
+}
+
+/* advance() with a factor for each row of S in `decay`: the rows are multiplied first. */
+NOINLINE void advance_channels(const float *key, const float *query, int64_t key_dim, const float *decay,
+                               const float *beta, const float *v, float *state, int64_t stride, float *y) {
+    vec new[2] = {load(v), load(v + LANES)}, even[2] = {}, odd[2] = {};
+    int64_t i = 0;
+    for (; i + 1 < key_dim; i += 2) {
+        fade_row(key[i], decay[i], state + i * stride, even);
+        fade_row(key[i + 1], decay[i + 1], state + (i + 1) * stride, odd);
+    }
+    if (i < key_dim) fade_row(key[i], decay[i], state + i * stride, even);
+    for (int j = 0; j < 2; j++) {
+        if (beta) new[j] = splat(*beta) * (new[j] - (even[j] + odd[j]));
+        even[j] = odd[j] = (vec){};
+    }
+    for (i = 0; i + 1 < key_dim; i += 2) {
+        add_row(key[i], query[i], new, state + i * stride, even);
+        add_row(key[i + 1], query[i + 1], new, state + (i + 1) * stride, odd);
+    }
+    if (i < key_dim) add_row(key[i], query[i], new, state + i * stride, even);
+    for (int j = 0; j < 2; j++) store(y + j * LANES, even[j] + odd[j]);
+}
+
 INLINE float *state_at(const recurrence *r, int64_t slot, int64_t head, int64_t column) {
     return r->states + (slot * r->num_heads + head) * r->key_dim * r->value_dim + column;
 }
@@ -155,8 +196,11 @@ static void recur_columns(void *context, int64_t task) {
         float v[COLUMNS] = {0}, y[COLUMNS];
         memcpy(v, r->v + row * r->v_stride + head * r->value_dim + column, n * sizeof(float));
         const int64_t at = row * r->num_heads + head;
-        advance(r->k + row * r->k_stride + key_head * r->key_dim, r->q + row * r->q_stride + key_head * r->key_dim,
-                r->key_dim, r->decay[at], r->beta ? r->beta + at : NULL, v, state, stride, y);
+        const float *key = r->k + row * r->k_stride + key_head * r->key_dim;
+        const float *query = r->q + row * r->q_stride + key_head * r->key_dim;
+        const float *decay = r->decay + at * r->decay_dim, *beta = r->beta ? r->beta + at : NULL;
+        if (r->decay_dim > 1) advance_channels(key, query, r->key_dim, decay, beta, v, state, stride, y);
+        else advance(key, query, r->key_dim, *decay, beta, v, state, stride, y);
         memcpy(r->y + at * r->value_dim + column, y, n * sizeof(float));
         for (; save < r->s.save_start[seq + 1] && r->s.save_rows[save] == row; save++)
             copy_columns(state_at(r, r->s.save_slots[save], head, column), r->value_dim, state, stride, r->key_dim, n);
@@ -165,16 +209,16 @@ static void recur_columns(void *context, int64_t task) {
 }
 
 /* y [num_tokens, num_heads, value_dim]; states [num_states, num_heads, key_dim, value_dim]; key_dim is at most
- * MAX_KEY_DIM. */
+ * MAX_KEY_DIM; decay [num_tokens, num_heads, decay_dim], where decay_dim is 1 or key_dim. */
 EXPORT void penstock_recurrence(const float *q, int64_t q_stride, const float *k, int64_t k_stride, const float *v,
                                 int64_t v_stride, const float *decay, const float *beta, float *states, float *y,
                                 int64_t num_heads, int64_t num_key_heads, int64_t key_dim, int64_t value_dim,
                                 const int32_t *query_start, const int32_t *context_lens, const int32_t *slots,
                                 const int32_t *save_start, const int32_t *save_rows, const int32_t *save_slots,
-                                int64_t num_seqs) {
+                                int64_t num_seqs, int64_t decay_dim) {
     const sequences s = {query_start, context_lens, slots, save_start, save_rows, save_slots, num_seqs};
     recurrence r = {q, k, v, decay, beta, states, y, q_stride, k_stride, v_stride, num_heads, num_key_heads, key_dim,
-                    value_dim, s};
+                    value_dim, decay_dim, s};
     const int64_t num_tasks = num_seqs * num_heads * ((value_dim + COLUMNS - 1) / COLUMNS);
     for_rows(num_tasks, query_start[num_seqs] * 2 * key_dim * COLUMNS / MAX(num_seqs, 1), recur_columns, &r);
 }

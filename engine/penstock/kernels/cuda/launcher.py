@@ -48,7 +48,10 @@ SIGNATURES: dict[str, str] = {
         for form in ("", "_int8")
     },
     "short_conv": "PNIPPIPP" + _SEQUENCES,
-    **{f"recurrence_{dim}": "PNPNPNPPPPIIII" + _SEQUENCES for dim in (64, 128, 256, "any")},
+    **{
+        f"recurrence_{dim}": "PNPNPNPPPPIIII" + _SEQUENCES
+        for dim in (64, 128, 256, "any", "channels_128", "channels_any")
+    },
     "join_planes": "PPIIP",
     **{f"gemv_{tokens}_{parts}": _LINEAR for tokens in (1, 2, 4, 8, "any") for parts in (1, 2)},
     **{f"{form}_quantize_{parts}": "PNPIIIPPP" for form in ("codes", "groups") for parts in (1, 2)},

@@ -56,9 +56,9 @@ KERNEL short_conv(const float *x, int64 x_stride, int channels, const float *wei
     keep_inputs(c, end - 1, c.slot, channel);
 }
 
-/* State of a key and a value: Gated DeltaNet, Mamba-2. Two threads, 16 lanes apart, have a column of a head's state:
- * one has the even rows and the other the odd ones, in registers. The columns are independent of each other, and so are
- * heads and sequences. Grid: sequences times heads, then strips of columns. */
+/* State of a key and a value: Gated DeltaNet, Mamba-2, Kimi Delta Attention. Two threads, 16 lanes apart, have a column
+ * of a head's state: one has the even rows and the other the odd ones, in registers. The columns are independent of each
+ * other, and so are heads and sequences. Grid: sequences times heads, then strips of columns. */
 
 typedef struct {
     const float *q, *k, *v, *decay, *beta;
@@ -106,8 +106,33 @@ __device__ inline float advance(column_rows<HALF> &state, int rows, const float 
     return both(y);
 }
 
-template <int HALF> __device__ inline void recur(const recurrent &r) {
-    __shared__ float key[HALF ? HALF : MOST_KEY_DIM / 2][2], query[HALF ? HALF : MOST_KEY_DIM / 2][2];
+/* advance() with a factor for each row of the state: the rows are multiplied first. */
+template <int HALF>
+__device__ inline float advance_channels(column_rows<HALF> &state, int rows, const float (*key)[2],
+                                         const float (*query)[2], const float (*decay)[2], int parity,
+                                         const float *beta, float v) {
+    float found = 0.0f, y = 0.0f;
+#pragma unroll
+    for (int i = 0; i < (HALF ? HALF : rows); i++) {
+        const float now = decay[i][parity] * state.get(i);
+        state.set(i, now);
+        found = fmaf(key[i][parity], now, found);
+    }
+    found = both(found);
+    const float value = beta ? *beta * (v - found) : v;
+#pragma unroll
+    for (int i = 0; i < (HALF ? HALF : rows); i++) {
+        const float now = fmaf(key[i][parity], value, state.get(i));
+        state.set(i, now);
+        y = fmaf(query[i][parity], now, y);
+    }
+    return both(y);
+}
+
+/* HAS_CHANNELS: the decay has a factor for each row of a state. */
+template <int HALF, bool HAS_CHANNELS> __device__ inline void recur(const recurrent &r) {
+    enum { PAIRS = HALF ? HALF : MOST_KEY_DIM / 2 };
+    __shared__ float key[PAIRS][2], query[PAIRS][2], decay[HAS_CHANNELS ? PAIRS : 1][2];
     const int seq = blockIdx.x / r.num_heads, head = blockIdx.x % r.num_heads;
     const int key_head = head / (r.num_heads / r.num_key_heads), parity = threadIdx.x / 16 % 2;
     const int column = blockIdx.y * blockDim.x / 2 + threadIdx.x / 32 * 16 + threadIdx.x % 16;
@@ -127,17 +152,21 @@ template <int HALF> __device__ inline void recur(const recurrent &r) {
     }
     int save = r.s.save_start[seq];
     for (int row = first; row < end; row++) {
+        const int64 at = (int64)row * r.num_heads + head;
         __syncthreads(); /* the row before is computed */
         for (int i = threadIdx.x; i < r.key_dim; i += blockDim.x) {
             key[i / 2][i % 2] = r.k[row * r.k_stride + key_head * r.key_dim + i];
             query[i / 2][i % 2] = r.q[row * r.q_stride + key_head * r.key_dim + i];
+            if constexpr (HAS_CHANNELS) decay[i / 2][i % 2] = r.decay[at * r.key_dim + i];
         }
         __syncthreads();
-        const int64 at = (int64)row * r.num_heads + head;
         const float v = is_there ? r.v[row * r.v_stride + head * r.value_dim + column] : 0.0f;
         /* Threads without a column of their own take part in the exchange of sums, and touch no memory. */
-        const float y = advance<HALF>(state, is_there ? rows : 0, key, query, parity, r.decay[at],
-                                      r.beta ? r.beta + at : 0, v);
+        const float *beta = r.beta ? r.beta + at : 0;
+        float y;
+        if constexpr (HAS_CHANNELS)
+            y = advance_channels<HALF>(state, is_there ? rows : 0, key, query, decay, parity, beta, v);
+        else y = advance<HALF>(state, is_there ? rows : 0, key, query, parity, r.decay[at], beta, v);
         if (is_there && parity == 0) r.y[at * r.value_dim + column] = y;
         for (; save < r.s.save_start[seq + 1] && r.s.save_rows[save] == row; save++) {
             float *to = r.states + r.s.save_slots[save] * size + offset;
@@ -148,17 +177,19 @@ template <int HALF> __device__ inline void recur(const recurrent &r) {
         for (int i = 0; i < HALF; i++) own[i * stride] = state.get(i);
 }
 
-#define RECURRENCE_KERNEL(name, half)                                                                          \
-    KERNEL name(const float *q, int64 q_stride, const float *k, int64 k_stride, const float *v, int64 v_stride, \
-                const float *decay, const float *beta, float *states, float *y, int num_heads, int num_key_heads, \
-                int key_dim, int value_dim, const int *query_start, const int *context_lens, const int *slots,  \
-                const int *save_start, const int *save_rows, const int *save_slots) {                           \
-        const sequences s = {query_start, context_lens, slots, save_start, save_rows, save_slots};              \
-        const recurrent r = {q, k, v, decay, beta, q_stride, k_stride, v_stride, states, y,                     \
-                             num_heads, num_key_heads, key_dim, value_dim, s};                                  \
-        recur<half>(r);                                                                                         \
+#define RECURRENCE_KERNEL(name, half, has_channels)                                                                \
+    KERNEL name(const float *q, int64 q_stride, const float *k, int64 k_stride, const float *v, int64 v_stride,    \
+                const float *decay, const float *beta, float *states, float *y, int num_heads, int num_key_heads,  \
+                int key_dim, int value_dim, const int *query_start, const int *context_lens, const int *slots,     \
+                const int *save_start, const int *save_rows, const int *save_slots) {                              \
+        const sequences s = {query_start, context_lens, slots, save_start, save_rows, save_slots};                 \
+        const recurrent r = {q, k, v, decay, beta, q_stride, k_stride, v_stride, states, y,                        \
+                             num_heads, num_key_heads, key_dim, value_dim, s};                                     \
+        recur<half, has_channels>(r);                                                                              \
     }
-RECURRENCE_KERNEL(recurrence_any, 0)
-RECURRENCE_KERNEL(recurrence_64, 32)
-RECURRENCE_KERNEL(recurrence_128, 64)
-RECURRENCE_KERNEL(recurrence_256, 128)
+RECURRENCE_KERNEL(recurrence_any, 0, false)
+RECURRENCE_KERNEL(recurrence_64, 32, false)
+RECURRENCE_KERNEL(recurrence_128, 64, false)
+RECURRENCE_KERNEL(recurrence_256, 128, false)
+RECURRENCE_KERNEL(recurrence_channels_any, 0, true)
+RECURRENCE_KERNEL(recurrence_channels_128, 64, true)

@@ -8,8 +8,8 @@ from penstock.kernels.cuda.launcher import THREADS, Launcher, ceil_div
 from penstock.kernels.operands import BatchLayout
 from penstock.kernels.recurrent.plain import PlainRecurrences
 
-#: Dimensions of a key whose half a thread's registers hold.
-_IN_REGISTERS = (64, 128, 256)
+#: Dimensions of a key whose half a thread's registers hold; and those with a decay for each of them.
+_IN_REGISTERS, _CHANNELS_IN_REGISTERS = (64, 128, 256), (128,)
 #: Dimensions of a key that a block's shared memory holds.
 _MAX_KEY_DIM = 1024
 #: Columns of a state whose threads are a warp.
@@ -46,9 +46,12 @@ class CudaRecurrences:
         if key_dim > _MAX_KEY_DIM:  # no model comes near
             return PlainRecurrences().recurrence(q, k, v, decay, beta, states, batch)
         y = v.new_empty(v.shape)
+        has_channels = decay.dim() == 3
+        known = _CHANNELS_IN_REGISTERS if has_channels else _IN_REGISTERS
+        kind = f"{'channels_' if has_channels else ''}{key_dim if key_dim in known else 'any'}"
         columns = min(THREADS // 2, ceil_div(value_dim, _WARP_COLUMNS) * _WARP_COLUMNS)
         self._launcher.launch(
-            f"recurrence_{key_dim if key_dim in _IN_REGISTERS else 'any'}",
+            f"recurrence_{kind}",
             (batch.num_seqs * num_heads, ceil_div(value_dim, columns)), 2 * columns,
             q, q.stride(0), k, k.stride(0), v, v.stride(0), decay, beta, states, y,
             num_heads, num_key_heads, key_dim, value_dim, *_sequences(batch),

@@ -43,10 +43,10 @@ class NativeRecurrences:
         (_, num_key_heads, key_dim), (_, num_heads, value_dim) = k.shape, v.shape
         if key_dim > MAX_KEY_DIM:  # no model comes near
             return PlainRecurrences().recurrence(q, k, v, decay, beta, states, batch)
-        y = torch.empty(v.shape)
+        y, decay_dim = torch.empty(v.shape), key_dim if decay.dim() == 3 else 1
         self._library.penstock_recurrence(
             q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0),
             decay.data_ptr(), address(beta), states.data_ptr(), y.data_ptr(),
-            num_heads, num_key_heads, key_dim, value_dim, *batch.native_states,
+            num_heads, num_key_heads, key_dim, value_dim, *batch.native_states, decay_dim,
         )  # fmt: skip
         return y

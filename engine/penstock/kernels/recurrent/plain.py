@@ -81,6 +81,8 @@ class PlainRecurrences:
             for row in run.rows:
                 key, query = (each[row].repeat_interleave(repeats, 0)[..., None] for each in (k, q))
                 factor, new = decay[row][:, None], v[row]
+                if decay.dim() == 3:  # a factor for each row of the state
+                    state, factor = state * decay[row][..., None], decay.new_ones(v.shape[1], 1)
                 if beta is not None:
                     new = (new - factor * (state * key).sum(1)) * beta[row][:, None]
                 state = state * factor[..., None] + key * new[:, None]

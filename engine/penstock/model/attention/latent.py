@@ -57,7 +57,7 @@ class LatentForm:
     def query_dim(self) -> int:
         return self.plain_dim + self.rope_dim
 
-    def values(self, config: dict[str, Any], rope: RopeSpec) -> dict[str, Any]:
+    def values(self, config: dict[str, Any], rope: RopeSpec | None) -> dict[str, Any]:
         """The fields of LlamaSpec in which a model with latents differs from Llama."""
         rank = count(config, "kv_lora_rank")
         return {
@@ -66,7 +66,7 @@ class LatentForm:
             "head_dim": rank + self.rope_dim,
             "num_kv_heads": 1,
             "rope": rope,
-            "attention_scale": self.query_dim**-0.5 * score_factor(rope),
+            "attention_scale": self.query_dim**-0.5 * (score_factor(rope) if rope else 1.0),
         }
 
     def tensors(self, spec: ModelSpec, prefix: str) -> tuple[TensorSpec, ...]:

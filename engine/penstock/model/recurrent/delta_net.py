@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.kernels import BatchLayout, LayerKV
+from penstock.kernels import BatchLayout, Kernels, LayerKV
 from penstock.model.architecture import linear_tensors
 from penstock.model.config_values import count, refuse
 from penstock.model.family import Family
@@ -107,8 +107,8 @@ class GatedDeltaNet:
         beta, decay = self._gates(family, weights, x)
         mixed = kernels.activation(convolve(family, weights, mixed, kv, batch), "silu")
         q, k, v = mixed.split_with_sizes((self._num_keys, self._num_keys, self._num_values), dim=1)
-        q = self._of_length(family, q, self.key_dim**-0.5)
-        k = self._of_length(family, k, 1.0)
+        q, k = (each.reshape(-1, self.num_key_heads, self.key_dim) for each in (q, k))
+        q, k = of_length(kernels, q, self.key_dim**-0.5), of_length(kernels, k, 1.0)
         v = v.view(-1, self.num_value_heads, self.value_dim)
         y = recur(family, Fed(q, k, v, decay, beta), kv, batch)
         y = kernels.rms_norm(y, weights.vector("mixer_norm"), eps).flatten(1)
@@ -132,13 +132,12 @@ class GatedDeltaNet:
         beta, step = logits.double().chunk(2, dim=1)
         return torch.sigmoid(beta).float(), decay_of(weights, softplus(step + weights.vector("dt_bias")))
 
-    def _of_length(self, family: Family, x: Tensor, length: float) -> Tensor:
-        """Each head of q or k, made so long. An RMS norm makes a vector as long as the root of its dimension,
-        and its eps is a share of that."""
-        dim = self.key_dim
-        weight = x.new_full((dim,), length * dim**-0.5)
-        heads = x.reshape(-1, self.num_key_heads, dim)
-        return family.kernels.rms_norm(heads, weight, LENGTH_EPS / dim)
+
+def of_length(kernels: Kernels, x: Tensor, length: float) -> Tensor:
+    """Each head of q or k [num_tokens, num_heads, dim], made so long. An RMS norm makes a vector as long as
+    the root of its dimension, and its eps is a share of that."""
+    dim = x.shape[-1]
+    return kernels.rms_norm(x, x.new_full((dim,), length * dim**-0.5), LENGTH_EPS / dim)
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -147,6 +146,6 @@ def softplus(x: Tensor) -> Tensor:
 
 
 def decay_of(weights: LayerWeights, step: Tensor) -> Tensor:
-    """exp(-e^a * step) for each head [num_tokens, num_heads], from float64 to float32. The last bits of
+    """exp(-e^a * step) for each head [num_tokens, num_heads, ...], from float64 to float32. The last bits of
     torch's functions depend on where in a tensor a number lies; rounding removes them."""
     return (-weights.vector("a_log").double().exp() * step).exp().float()
