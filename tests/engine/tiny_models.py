@@ -185,6 +185,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4Moe",
         DEEPSEEK | {"attention_bias": True, "use_qk_norm": True, "first_k_dense_replace": 1, "head_dim": 16},
     ),
+    "Solar Open": ("SolarOpen", DEEPSEEK | {"attention_bias": True, "head_dim": 24}),
+    "Hunyuan 3": (
+        "HYV3",
+        MIXTURE | {"head_dim": 16, "num_shared_experts": 2, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
     "dots.llm1": ("Dots1", DEEPSEEK | {"first_k_dense_replace": 2, "norm_topk_prob": False}),
     "MiniMax-M2": (
         "MiniMaxM2",

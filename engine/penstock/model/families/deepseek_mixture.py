@@ -16,7 +16,7 @@ from penstock.model.config_values import (
     refuse,
     require,
 )
-from penstock.model.families.mixture_frame import chosen_of
+from penstock.model.families.mixture_frame import chosen_of, typed_layers
 from penstock.model.mixture.mixture import Mixture, MixtureNames
 
 #: The names of DeepSeek's modules.
@@ -38,7 +38,7 @@ def deepseek_mixture(
         routing,
         count(config, "hidden_size"),
         size,
-        frozenset(range(first, num_layers)),
+        typed_layers(config, num_layers, first),
         shared_size=int(number(config, "n_shared_experts", 0)) * size,
         names=DEEPSEEK_NAMES,
     )

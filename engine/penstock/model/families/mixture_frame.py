@@ -135,3 +135,18 @@ def sparse_layers(config: dict[str, Any], num_layers: int) -> frozenset[int]:
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         refuse("mlp_only_layers", dense, "a list of layers")
     return frozenset(index for index in range(num_layers) if (index + 1) % step == 0) - frozenset(dense)
+
+
+def typed_layers(config: dict[str, Any], num_layers: int, num_dense: int) -> frozenset[int]:
+    """The layers with experts: those that `mlp_layer_types` calls sparse or, where config.json has no such
+    list, all but the first `num_dense`."""
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return frozenset(range(num_dense, num_layers))
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != num_layers
+        or not {*map(str, kinds)} <= {"dense", "sparse"}
+    ):
+        refuse("mlp_layer_types", kinds, f"a list with dense or sparse for each of {num_layers} layers")
+    return frozenset(index for index, kind in enumerate(kinds) if kind == "sparse")

@@ -1,5 +1,5 @@
 """Mixtures whose routers have a sigmoid and a correction, as DeepSeek V3 has them, and attention of Llama's
-kind: GLM-4.5 (arXiv 2508.06471), dots.llm1 (arXiv 2506.05767), MiniMax-M2."""
+kind: GLM-4.5 (arXiv 2508.06471), dots.llm1 (arXiv 2506.05767), MiniMax-M2, Solar Open, Hunyuan 3."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from penstock.model.config_values import count, flag, num_experts_of, num_layers
 from penstock.model.families.deepseek_mixture import deepseek_mixture, num_extra_layers
 from penstock.model.families.llama import HEAD_NORMS, Qwen3
 from penstock.model.families.llama_architecture import LlamaSpec
-from penstock.model.families.mixture_frame import MixtureFamily, all_layers, chosen_of, with_mixture
+from penstock.model.families.mixture_frame import (
+    MixtureFamily,
+    all_layers,
+    chosen_of,
+    typed_layers,
+    with_mixture,
+)
 from penstock.model.families.mixtures import MIXTRAL_NAMES
+from penstock.model.heads.mtp import MTPHead
 from penstock.model.layers import PLAIN, AttentionForm
-from penstock.model.mixture.mixture import Mixture
+from penstock.model.mixture.mixture import Mixture, MixtureNames
 from penstock.model.norms import HeadNorms
 from penstock.model.rope import read_rope, rotary_dim
 
@@ -80,3 +87,63 @@ class MiniMaxM2(MixtureFamily):
         routing = Routing(num_experts, chosen, "sigmoid", is_renormalized=True, has_correction=True)
         size, layers = spec.intermediate_size, all_layers(spec)
         return with_mixture(spec, Mixture(routing, spec.hidden_size, size, layers, names=MIXTRAL_NAMES))
+
+
+class SolarOpen(MixtureFamily):
+    """Solar Open: Llama's attention, and experts in every layer."""
+
+    architectures = ("SolarOpenForCausalLM",)
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        require(config, "first_k_dense_replace", 0, None)
+        require(config, "use_qk_norm", False, None)
+        config = {"head_dim": 128, "rope_theta": 1e6, "n_shared_experts": 1} | config
+        # No layer has an mlp of this width, and transformers' config.json says nothing of it.
+        config = {"intermediate_size": count(config, "moe_intermediate_size")} | config
+        spec = cls._spec(config, has_qkv_bias=flag(config, "attention_bias", False))
+        return with_mixture(spec, deepseek_mixture(config, "sigmoid"))
+
+
+class HYV3(MixtureFamily):
+    """Hunyuan 3: Qwen3's attention, and a shared expert."""
+
+    architectures = ("HYV3ForCausalLM",)
+
+    @classmethod
+    def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
+        for name in ("qk_norm", "moe_router_use_sigmoid", "moe_router_enable_expert_bias", "route_norm"):
+            require(config, name, True, None)
+        has_bias = flag(config, "attention_bias", False)
+        spec = cls._spec(
+            {"rope_theta": 11158840.0, "head_dim": 128} | config,
+            has_qkv_bias=has_bias,
+            has_o_bias=has_bias,
+            has_mlp_bias=flag(config, "mlp_bias", False),
+            attention=HEAD_NORMS,
+        )
+        num_experts = num_experts_of(config, "num_experts", "num_local_experts")
+        routing = Routing(
+            num_experts,
+            chosen_of(config, num_experts),
+            "sigmoid",
+            is_renormalized=True,
+            scaling=number(config, "router_scaling_factor", 2.826),
+            has_correction=True,
+        )
+        size = count(config, "moe_intermediate_size", "expert_hidden_dim")
+        mixture = Mixture(
+            routing,
+            spec.hidden_size,
+            size,
+            typed_layers(config, spec.num_layers, int(number(config, "first_k_dense_replace", 1))),
+            shared_size=count(config, "num_shared_experts", default=1) * size,
+            names=MixtureNames("mlp.router.gate", shared="mlp.shared_mlp.", correction="mlp.expert_bias"),
+        )
+        # Files have one layer more, which guesses further tokens.
+        extra = num_extra_layers({"num_nextn_predict_layers": 1} | config)
+        return with_mixture(spec, mixture, num_extra_layers=extra)
+
+    @classmethod
+    def mtp_head(cls, spec: LlamaSpec) -> MTPHead | None:
+        return None
