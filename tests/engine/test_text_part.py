@@ -29,6 +29,7 @@ from penstock.weights.quantize import quantize
 WHOLES = [
     ("Gemma 3", "Gemma3ForConditionalGeneration", "gemma3_text"),
     ("Ministral 3", "Mistral3ForConditionalGeneration", "ministral3"),
+    ("Mistral 4", "Mistral3ForConditionalGeneration", "mistral4"),
     ("Mistral, window", "Mistral3ForConditionalGeneration", None),
     ("Gemma 3n", "Gemma3nForConditionalGeneration", "gemma3n_text"),
     ("Gemma 4", "Gemma4ForConditionalGeneration", None),

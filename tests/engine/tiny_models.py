@@ -325,6 +325,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | LATENT
         | {"first_k_dense_replace": 1, "rope_parameters": YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
+    "Mistral 4": (
+        "Mistral4",
+        DEEPSEEK
+        | LATENT
+        | {"first_k_dense_replace": 1,
+           "rope_parameters": YARN_ROPE
+           | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
+              "original_max_position_embeddings": 20}},
+    ),
     "DeepSeek V3.2": (
         "DeepseekV32",
         DEEPSEEK
@@ -482,6 +491,7 @@ RECURRENT = [
 #: otherwise chooses the other expert, and computes something else.
 SEEDS = {
     "Qwen3-MoE": 13, "Hunyuan-A13B": 11, "OLMoE": 11, "Gemma 4, experts": 11, "Falcon-H1, norm, biases": 11,
+    "Mistral 4": 11,
 }  # fmt: skip
 #: Models each of which shows the engine or the kernels something that the other models of this list do not:
 #: another attention, rope, norm, activation, router or order of a layer. What takes long is tried with them.

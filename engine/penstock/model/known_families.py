@@ -73,6 +73,7 @@ FAMILIES = {
     "MiniMaxM2ForCausalLM": "model.families.sigmoid_mixtures:MiniMaxM2",
     "Ministral3ForCausalLM": "model.families.dense.llama_relatives:Ministral3",
     "MinistralForCausalLM": "model.families.dense.llama_relatives:Ministral",
+    "Mistral4ForCausalLM": "model.families.deepseek:Mistral4",
     "MistralForCausalLM": "model.families.llama:Mistral",
     "MixtralForCausalLM": "model.families.mixtures:Mixtral",
     "MptForCausalLM": "model.families.gpt.mpt:MPT",

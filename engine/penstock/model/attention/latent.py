@@ -20,6 +20,7 @@ from penstock.kernels.head_blocks import HeadBlocks
 from penstock.model.architecture import linear_tensors
 from penstock.model.config_values import count
 from penstock.model.family import Family
+from penstock.model.layers import QueryGrowth
 from penstock.model.rope import score_factor
 from penstock.spec import ModelSpec, RopeSpec
 from penstock.weights.layer_weights import LayerWeights
@@ -40,6 +41,8 @@ class LatentForm:
     #: Queries come from a latent of their own of this width; 0: from the hidden state.
     query_rank: int = 0
     has_bias: bool = False
+    #: Of q behind rope.
+    growth: QueryGrowth | None = None
 
     @classmethod
     def of(cls, config: dict[str, Any], value_dim: int | None = None, has_bias: bool = False) -> LatentForm:
@@ -120,6 +123,8 @@ class LatentForm:
         batch.write_kv(kernels, row, row, kv)
         absorbed = kernels.linear(q[..., :border].flatten(1), HeadBlocks(kv_b, heads, 0, border, True))
         q = torch.cat((absorbed.view(-1, heads, rank), turned_q), dim=-1)
+        if self.growth is not None:
+            q = self.growth.apply(q, batch.positions)
         mixed = kernels.paged_attention(q, kv, batch, family.attentions[index])
         values = kernels.linear(mixed, HeadBlocks(kv_b, heads, border, border + self.value_dim))
         return family.project(weights, "o", values)

@@ -119,6 +119,7 @@ TEXT_MODELS = {
     "minimax_m3_vl_text": "MiniMaxM3VLForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mistral4": "Mistral4ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
     "opt": "OPTForCausalLM",
     "persimmon": "PersimmonForCausalLM",

@@ -177,7 +177,12 @@ SHORT = {
     }
 }  # fmt: skip
 #: In every engine's list, with no number of downloads.
-OTHERS = {"moonshotai/Kimi-K2.6": KIMI}
+OTHERS = {
+    "moonshotai/Kimi-K2.6": KIMI,
+    "mistralai/Mistral-Small-4-119B": whole(
+        "Mistral3", "mistral3", from_transformers("mistral4", "Mistral4ForCausalLM")
+    ),
+}
 THROUGH_TRANSFORMERS: dict[str, tuple[str, str, Config]] = {
     "Laguna-S-2.1-NVFP4": ("laguna", "LagunaForCausalLM", NVFP4),
     "zai-org/GLM-4.7-Flash": ("glm4_moe_lite", "Glm4MoeLiteForCausalLM", {}),

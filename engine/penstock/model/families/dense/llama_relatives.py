@@ -214,13 +214,18 @@ class Ministral3(Mistral):
     def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
         if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
             config = config | {"rope_parameters": MINISTRAL3_ROPE}
-        scaling = (config.get("rope_scaling") or {}) | (config.get("rope_parameters") or {})
-        growth = None
-        if scaling.get("llama_4_scaling_beta"):
-            length = count(scaling, "original_max_position_embeddings")
-            growth = QueryGrowth(number(scaling, "llama_4_scaling_beta"), length)
+        growth = query_growth(config)
         base = super().read_spec({"sliding_window": None} | config)
         return replace(base, attention=AttentionForm(growth=growth))
+
+
+def query_growth(config: dict[str, Any]) -> QueryGrowth | None:
+    """How q grows with the position, as the rope of a config.json describes it."""
+    scaling = (config.get("rope_scaling") or {}) | (config.get("rope_parameters") or {})
+    if not scaling.get("llama_4_scaling_beta"):
+        return None
+    length = count(scaling, "original_max_position_embeddings")
+    return QueryGrowth(number(scaling, "llama_4_scaling_beta"), length)
 
 
 def ropes_of_windows(spec: LlamaSpec) -> tuple[RopeSpec | None, ...]:
