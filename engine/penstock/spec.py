@@ -206,6 +206,8 @@ class ModelSpec:
     #: Layers without keys and values of their own: layers without attention, and those that read the keys and
     #: values of another layer (Family.kv_layer).
     layers_without_kv: frozenset[int] = frozenset()
+    #: Why max_position_embeddings is less than the model's own; "" where it is not.
+    context_note: str = ""
 
     def kv_layout(self, kv_dtype: str) -> KVLayout:
         """The layout of a choice of EngineConfig.kv_dtype. Raises ConfigError if there is none."""
@@ -373,8 +375,9 @@ class ModelFootprint:
     #: (priced_formats.py); (): not known.
     formats: tuple[tuple[str, int], ...] = ()
     head_formats: tuple[tuple[str, int], ...] = ()
-    #: ModelSpec.implementation
+    #: ModelSpec.implementation, context_note
     implementation: str = "penstock"
+    context_note: str = ""
     #: ModelSpec.state_bytes, guess_bytes, path_bytes
     state_bytes: int = 0
     guess_bytes: int = 0

@@ -198,7 +198,9 @@ def _allocate_cache(
 
 
 def _tell_who_computes(spec: ModelSpec, is_invariant: bool) -> None:
-    """Log that layers are computed by other people's code."""
+    """Log that the context is limited, and that layers are computed by other people's code."""
+    if spec.context_note:
+        logger.warning("%s: %s", spec.architecture, spec.context_note)
     if spec.implementation != "transformers":
         return
     logger.info("the layers of %s are computed by transformers' modules", spec.architecture)
@@ -248,7 +250,7 @@ def _compare(plan: MemoryPlan, reader: StoreReader, streamer: LayerStreamer, con
 def _max_model_len(spec: ModelSpec, config: EngineConfig, plan: MemoryPlan) -> int:
     """The longest sequence that model, config and KV cache allow. Raises CapacityError and ConfigError."""
     context, capacity = config.max_model_len or spec.max_position_embeddings, plan.num_kv_tokens
-    check_context(config, spec.max_position_embeddings)
+    check_context(config, spec)
     elsewhere = "in RAM (--kv-spill-memory)" if plan.has_gpu else "on disk (--kv-spill)"
     if capacity < 2 or (config.max_model_len is not None and capacity < context):
         raise CapacityError(

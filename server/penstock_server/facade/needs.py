@@ -137,7 +137,7 @@ def _check(
     name: str, config: EngineConfig, size: ModelFootprint, hardware: HardwareProfile, left: int
 ) -> None:
     try:
-        check_context(config, size.max_position_embeddings)
+        check_context(config, size)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
     try:

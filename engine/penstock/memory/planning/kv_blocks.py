@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.goes_with import Feature, refused
 from penstock.memory.pages import PAGE, round_up
 from penstock.memory.planning.plan import MemoryPlan
-from penstock.spec import ModelFootprint
+from penstock.spec import ModelFootprint, ModelSpec
 
 #: Tokens that a sequence is given room for when nobody says how many.
 USUAL_TOKENS = 2048
@@ -37,13 +37,12 @@ def num_together(plan: MemoryPlan, longest: int, config: EngineConfig) -> int:
     return max(1, min(config.max_num_seqs, by_tokens, by_states))
 
 
-def check_context(config: EngineConfig, max_position_embeddings: int) -> None:
+def check_context(config: EngineConfig, model: ModelSpec | ModelFootprint) -> None:
     """Raises ConfigError for a context that is longer than the model's."""
-    if config.max_model_len is not None and config.max_model_len > max_position_embeddings:
-        raise ConfigError(
-            f"max_model_len is {config.max_model_len}; the model was made for {max_position_embeddings} "
-            "positions"
-        )
+    longest = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > longest:
+        why = model.context_note or f"the model was made for {longest} positions"
+        raise ConfigError(f"max_model_len is {config.max_model_len}; {why}")
 
 
 class KVBlocks:

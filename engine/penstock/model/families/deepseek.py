@@ -98,9 +98,16 @@ class DeepseekV32(DeepseekV3):
 
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
-        spec = super().read_spec(config)
-        most = count(config, "index_topk", default=2048)
-        return replace(spec, max_position_embeddings=min(most, spec.max_position_embeddings))
+        spec, most = super().read_spec(config), count(config, "index_topk", default=2048)
+        if spec.max_position_embeddings <= most:
+            return spec
+        note = (
+            f"the context is limited to {most} tokens, index_topk in config.json: of up to so many the "
+            "model's indexer (DSA) chooses every token, and attention to all of them is exactly the model's. "
+            "What it would choose of more tokens is not computed, and its tensors (self_attn.indexer) are "
+            "left out"
+        )
+        return replace(spec, max_position_embeddings=most, context_note=note)
 
     @classmethod
     def model_tensors(cls, spec: ModelSpec) -> ModelTensors:

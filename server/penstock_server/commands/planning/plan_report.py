@@ -68,10 +68,10 @@ def run_plan(
         described_at(folder, config) if folder else (footprint_of(find_shape(shape or ""), config), [])
     )
     config = pooled_config(folder, config) if folder else config
-    check_context(config, size.max_position_embeddings)
+    check_context(config, size)
     check_pair(folder, shape, config, settings.offline)
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
-    assumptions += notes
+    assumptions += [*notes, *([size.context_note] if size.context_note else [])]
     if folder and size.experts.count:
         size, notes = with_kept_uses(size, settings.cache_dir, folder)
         assumptions += notes
