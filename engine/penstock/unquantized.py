@@ -155,6 +155,7 @@ def _without_weights(store: WeightStore) -> Any:
         config = config.get_text_config()
     if config.model_type != kind:  # a text part that is another text model, given text alone
         config = CONFIG_MAPPING[str(kind)].from_dict(store.checkpoint.config)
+    config.architectures = store.checkpoint.config.get("architectures")
     if hasattr(config, "quantization_config"):
         del config.quantization_config
 

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from penstock.errors import UnsupportedModel
 from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
+from penstock.model.architecture import linear_tensors
 from penstock.model.family import Family
 from penstock.model.norms import HeadNorms
 from penstock.weights.layer_weights import LayerWeights
+from penstock.weights.tensors import TensorSpec
 
 ACTIVATION_FUNCTIONS: dict[str, ActivationFunction] = {
     "silu": "silu",
@@ -57,6 +59,23 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True)
+class OutputGate:
+    """A gate of attention's output with a matrix of its own, "out_gate": the sigmoid of its product with x
+    multiplies the output of each head."""
+
+    #: The module in a checkpoint.
+    part: str
+
+    def tensors(self, prefix: str, rows: int, hidden_size: int) -> tuple[TensorSpec, ...]:
+        """`rows` are all numbers of all heads."""
+        return linear_tensors("out_gate", (rows, hidden_size), (prefix + self.part,), has_bias=False)
+
+    def apply(self, family: Family, weights: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
+        """attended [num_tokens, num_heads * head_dim], gated by normed x [num_tokens, hidden_size]."""
+        return attended * family.kernels.activation(family.project(weights, "out_gate", x), "sigmoid")
+
+
+@dataclass(frozen=True)
 class AttentionForm:
     """What a family's attention does with q, k and v before they meet. The defaults are Llama's."""
 
@@ -73,6 +92,7 @@ class AttentionForm:
     #: "qkv" has rows of a gate behind those of each head of q. The sigmoid of the gate multiplies the head's
     #: output.
     has_gate: bool = False
+    out_gate: OutputGate | None = None
 
 
 PLAIN, GROUPED = AttentionForm(), AttentionForm(is_grouped=True)
@@ -111,6 +131,8 @@ def attend(
     attended = kernels.paged_attention(q, kv, batch, spec)
     if gate is not None:
         attended *= kernels.activation(gate, "sigmoid")
+    if form.out_gate is not None:
+        attended = form.out_gate.apply(family, weights, x, attended)
     return family.project(weights, "o", attended)
 
 

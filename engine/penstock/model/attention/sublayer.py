@@ -94,6 +94,7 @@ def _sublayer(family: LlamaArchitecture, index: int, weights: LayerWeights) -> A
     has_others = (
         spec.norm_places != "before" or spec.is_parallel or spec.branch_factor != 1 or spec.latent is not None
         or form.is_grouped or form.clip or form.growth is not None or form.has_gate
+        or form.out_gate is not None
         or norms.has_own_weights or attention.alibi_slopes is not None or attention.distance_bias is not None
         or "qkv" not in weights
     )  # fmt: skip

@@ -156,7 +156,8 @@ class LlamaArchitecture(Family):
         q_rows, kv_rows = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         qkv = tuple(prefix + part for part in cls.qkv_parts)
         q_norm, k_norm = (prefix + part for part in cls.head_norm_parts)
-        norms, sinks = spec.attention.norms, TensorSpec("sinks", (spec.num_heads,), (f"{prefix}sinks",))
+        norms, gate = spec.attention.norms, spec.attention.out_gate
+        sinks = TensorSpec("sinks", (spec.num_heads,), (f"{prefix}sinks",))
         return (
             *linear_tensors(
                 "qkv",
@@ -166,6 +167,7 @@ class LlamaArchitecture(Family):
             ),
             *(norms.tensors(spec, q_norm, k_norm) if norms else ()),
             *((sinks,) if spec.attention.has_sinks else ()),
+            *(gate.tensors(prefix, q_rows, spec.hidden_size) if gate else ()),
             *linear_tensors("o", (spec.hidden_size, q_rows), (prefix + cls.o_part,), spec.has_o_bias),
         )
 

@@ -61,9 +61,10 @@ def on_meta(
     """transformers' model in float32: parameters have shapes and no storage, buffers (such as rope's
     frequencies) have values. `attention` and `experts` are names of implementations. `stored`
     gives the buffers that a checkpoint holds. Raises UnsupportedModel."""
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-    make: Any = AutoModelForCausalLM.from_config
+    is_known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    make: Any = AutoModelForCausalLM.from_config if is_known else _named_class(config)._from_config
     with torch.device("meta"):
         model = make(
             config,
@@ -73,6 +74,20 @@ def on_meta(
         )
     _fill_buffers(model, stored)
     return model.eval()
+
+
+def _named_class(config: Any) -> Any:
+    """The class of a text part, which transformers may have without a place in AutoModelForCausalLM."""
+    import transformers
+
+    names = config.architectures or []
+    found = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
+    if found is None:
+        raise UnsupportedModel(
+            f"transformers has no class {' or '.join(names)} of text models alone, which the unquantized "
+            "model is computed with: `penstock report` tells the rounding error of each tensor without it"
+        )
+    return found
 
 
 def _fill_buffers(model: Any, stored: Callable[[str], Tensor | None]) -> None:
