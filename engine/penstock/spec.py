@@ -198,6 +198,8 @@ class ModelSpec:
     #: Per layer, where layers differ: the number of its KV heads and the width of a head. () if all layers
     #: have num_kv_heads and head_dim.
     kv_shapes: tuple[tuple[int, int], ...] = ()
+    #: Per layer, where layers differ: the number of its query heads, of which num_heads is the largest.
+    head_counts: tuple[int, ...] = ()
     #: Per layer, where layers differ: its rope, or None. () if all layers have `rope`. Only the frequencies
     #: of `rope` may depend on a sequence's length.
     layer_ropes: tuple[RopeSpec | None, ...] = ()

@@ -54,6 +54,7 @@ def assert_equal(folder: Path, oracle: transformers.PreTrainedModel) -> None:
 
 #: Of mixtures, one for each way in which experts are named and lie.
 MERGED = (
+    "Laguna",
     "Qwen2-MoE",
     "Mistral 4",
     "Llama 4",

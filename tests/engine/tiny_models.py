@@ -190,6 +190,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "HYV3",
         MIXTURE | {"head_dim": 16, "num_shared_experts": 2, "mlp_layer_types": ["sparse", "dense", "sparse"]},
     ),
+    "Laguna": (
+        "Laguna",
+        MIXTURE
+        | WINDOW
+        | {"head_dim": 16, "num_attention_heads_per_layer": [4, 6, 2], "attention_bias": True,
+           "shared_expert_intermediate_size": 40, "moe_routed_scaling_factor": 1.5,
+           "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+           "rope_parameters": {
+               "full_attention": YARN_ROPE | {"partial_rotary_factor": 0.5},
+               "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    ),
+    "Laguna, gate per number": (
+        "Laguna",
+        MIXTURE
+        | {"head_dim": 24, "gating": "per-element", "shared_expert_intermediate_size": 24,
+           "num_hidden_layers": 2},
+    ),
     "dots.llm1": ("Dots1", DEEPSEEK | {"first_k_dense_replace": 2, "norm_topk_prob": False}),
     "MiniMax-M2": (
         "MiniMaxM2",

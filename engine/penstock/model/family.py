@@ -68,9 +68,15 @@ class Family(Architecture):
             for index in range(spec.num_layers)
         ]
         everywhere = self.attention_spec()
+        head_counts = spec.head_counts or (everywhere.num_heads,) * spec.num_layers
         #: What attention computes in each layer.
         self.attentions = [
-            replace(everywhere, window=spec.sliding_window(index), chunk=spec.attention_chunk(index))
+            replace(
+                everywhere,
+                num_heads=head_counts[index],
+                window=spec.sliding_window(index),
+                chunk=spec.attention_chunk(index),
+            )
             for index in range(spec.num_layers)
         ]
 

@@ -96,8 +96,10 @@ def _part_bytes(spec: ModelSpec, kv_layout: KVLayout | None) -> tuple[int, ...]:
 
 
 def _attended_heads(spec: ModelSpec) -> tuple[int, int] | None:
-    """ModelFootprint.attended_heads: the processor's kernel knows neither latents nor biases."""
-    is_known = spec.implementation == "penstock" and not spec.latent_dim and not spec.biases_scores
+    """ModelFootprint.attended_heads: the processor's kernel knows neither latents nor biases, and layers have
+    one number of heads."""
+    is_plain = not (spec.latent_dim or spec.biases_scores or spec.head_counts)
+    is_known = spec.implementation == "penstock" and is_plain
     return (spec.num_heads, spec.head_dim) if is_known else None
 
 

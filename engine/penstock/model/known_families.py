@@ -62,6 +62,7 @@ FAMILIES = {
     "InternLM3ForCausalLM": "model.families.dense.llama_relatives:InternLM3",
     "Jais2ForCausalLM": "model.families.gpt.starcoder2:Jais2",
     "KimiLinearForCausalLM": "model.families.hybrid.kimi:KimiLinear",
+    "LagunaForCausalLM": "model.families.laguna:Laguna",
     "Lfm2ForCausalLM": "model.families.hybrid.lfm2:LFM2",
     "Lfm2MoeForCausalLM": "model.families.hybrid.lfm2:LFM2Moe",
     "Llama4ForCausalLM": "model.families.llama4:Llama4",

@@ -4,7 +4,9 @@ in."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
+import torch
 from torch import Tensor
 
 from penstock.errors import UnsupportedModel
@@ -12,6 +14,7 @@ from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
 from penstock.model.architecture import linear_tensors
 from penstock.model.family import Family
 from penstock.model.norms import HeadNorms
+from penstock.spec import ModelSpec
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec
 
@@ -60,19 +63,28 @@ class QueryGrowth:
 
 @dataclass(frozen=True)
 class OutputGate:
-    """A gate of attention's output with a matrix of its own, "out_gate": the sigmoid of its product with x
-    multiplies the output of each head."""
+    """A gate of attention's output with a matrix of its own, "out_gate": a function of its product with x
+    multiplies each number of the output, or each head."""
 
     #: The module in a checkpoint.
     part: str
+    function: Literal["sigmoid", "softplus"] = "sigmoid"
+    is_per_head: bool = False
 
-    def tensors(self, prefix: str, rows: int, hidden_size: int) -> tuple[TensorSpec, ...]:
-        """`rows` are all numbers of all heads."""
-        return linear_tensors("out_gate", (rows, hidden_size), (prefix + self.part,), has_bias=False)
+    def tensors(self, prefix: str, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        """Of a layer with spec.num_heads heads, whose names in a checkpoint begin with `prefix`."""
+        rows = spec.num_heads * (1 if self.is_per_head else spec.head_dim)
+        return linear_tensors("out_gate", (rows, spec.hidden_size), (prefix + self.part,), has_bias=False)
 
     def apply(self, family: Family, weights: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
-        """attended [num_tokens, num_heads * head_dim], gated by normed x [num_tokens, hidden_size]."""
-        return attended * family.kernels.activation(family.project(weights, "out_gate", x), "sigmoid")
+        """attended [num_tokens, num_heads * head_dim], gated by normed x [num_tokens, hidden_size]. softplus
+        is computed in float64, as the logarithm of QueryGrowth is, and for the same reason."""
+        gate = family.project(weights, "out_gate", x)
+        if self.function == "sigmoid":
+            gate = family.kernels.activation(gate, "sigmoid")
+        else:
+            gate = torch.nn.functional.softplus(gate.double()).float()
+        return (attended.view(*gate.shape, -1) * gate[..., None]).flatten(1)
 
 
 @dataclass(frozen=True)
@@ -115,7 +127,7 @@ def attend(
     qkv = family.project(weights, "qkv", x)
     if form.clip:
         qkv.clamp_(-form.clip, form.clip)
-    q, k, v, gate = _heads(family, qkv, form)
+    q, k, v, gate = _heads(family, qkv, form, family.attentions[index].num_heads)
     if norms is not None and not norms.is_after_rope:
         q, k = _normed(family, weights, q, k, norms)
     if rope is not None:
@@ -136,10 +148,12 @@ def attend(
     return family.project(weights, "o", attended)
 
 
-def _heads(family: Family, qkv: Tensor, form: AttentionForm) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _heads(
+    family: Family, qkv: Tensor, form: AttentionForm, num_heads: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim], and the gate
     [num_tokens, num_heads * head_dim] if the form has one. The heads of a token lie one after the other."""
-    num_heads, num_kv_heads, head_dim = family.spec.num_heads, family.spec.num_kv_heads, family.spec.head_dim
+    num_kv_heads, head_dim = family.spec.num_kv_heads, family.spec.head_dim
     if form.has_gate:
         heads = qkv.view(-1, 2 * (num_heads + num_kv_heads), head_dim)
         q, k, v = heads.split_with_sizes((2 * num_heads, num_kv_heads, num_kv_heads), dim=1)

@@ -151,6 +151,8 @@ class LlamaArchitecture(Family):
     @classmethod
     def attention_tensors(cls, spec: LlamaSpec, index: int, prefix: str) -> tuple[TensorSpec, ...]:
         """The tensors of Llama.attention(), whose names in a checkpoint begin with `prefix`."""
+        if spec.head_counts:
+            spec = replace(spec, num_heads=spec.head_counts[index])
         if spec.latent is not None:
             return spec.latent.tensors(spec, prefix)
         q_rows, kv_rows = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -167,7 +169,7 @@ class LlamaArchitecture(Family):
             ),
             *(norms.tensors(spec, q_norm, k_norm) if norms else ()),
             *((sinks,) if spec.attention.has_sinks else ()),
-            *(gate.tensors(prefix, q_rows, spec.hidden_size) if gate else ()),
+            *(gate.tensors(prefix, spec) if gate else ()),
             *linear_tensors("o", (spec.hidden_size, q_rows), (prefix + cls.o_part,), spec.has_o_bias),
         )
 

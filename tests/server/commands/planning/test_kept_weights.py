@@ -162,6 +162,7 @@ SERVED: dict[str, Config] = {
         2560, 42, 8, 10240, num_key_value_heads=2, hidden_size_per_layer_input=256, num_kv_shared_layers=18
     ),
     "Nemotron-3-Nano-30B-A3B": NANO,
+    "Laguna-S-2.1-NVFP4": from_transformers("laguna", "LagunaForCausalLM") | NVFP4,
     "Muse-Glimmer-30B-GGUF": whole("MuseGlimmer", "muse_glimmer", from_transformers("muse_glimmer_text", "")),
     "Qwen/Qwen3.5-9B": whole("Qwen3_5", "qwen3_5", hybrid(4096, 32, 16, 32)),
 }  # fmt: skip
@@ -185,7 +186,6 @@ OTHERS = {
     ),
 }
 THROUGH_TRANSFORMERS: dict[str, tuple[str, str, Config]] = {
-    "Laguna-S-2.1-NVFP4": ("laguna", "LagunaForCausalLM", NVFP4),
     "zai-org/GLM-4.7-Flash": ("glm4_moe_lite", "Glm4MoeLiteForCausalLM", {}),
 }
 #: Those that are not computed: config.json, why not, and the repositories.
