@@ -294,6 +294,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
            "linear_conv_kernel_dim": 3,
            "layer_types": ["linear_attention", "linear_attention", "full_attention"]},
     ),
+    "OLMo Hybrid": (
+        "OlmoHybrid",
+        {key: value for key, value in DELTA.items() if key not in ("head_dim", "rope_parameters")}
+        | {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+           "linear_num_value_heads": 2, "rope_parameters": None},
+    ),
+    "OLMo Hybrid, rope, beta up to 1": (
+        "OlmoHybrid",
+        {key: value for key, value in DELTA.items() if key not in ("head_dim", "rope_parameters")}
+        | {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+           "linear_allow_neg_eigval": False},
+    ),
     "Kimi Linear": (
         "KimiLinear",
         LATENT
@@ -522,6 +534,7 @@ DISTINCT = (
     "BLOOM, 6 heads", "Falcon", "Falcon, groups", "Falcon, ALiBi", "Phi, groups, head norms", "Persimmon",
     "StarCoder2", "Nemotron", "StableLM, parallel, head norms", "LFM2", "Bamba", "Granite 4",
     "Falcon-H1, norm, biases", "Nemotron-H", "Qwen3.5", "Qwen3-Next", "Kimi Linear",
+    "OLMo Hybrid",
 )  # fmt: skip
 #: Models whose keys and values, states or experts a whole engine treats otherwise than those of the others.
 #: test_families.py shows of every model that its layers compute the same in company and in chunks.

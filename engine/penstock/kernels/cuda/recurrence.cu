@@ -152,21 +152,24 @@ template <int HALF, bool HAS_CHANNELS> __device__ inline void recur(const recurr
     }
     int save = r.s.save_start[seq];
     for (int row = first; row < end; row++) {
-        const int64 at = (int64)row * r.num_heads + head;
         __syncthreads(); /* the row before is computed */
         for (int i = threadIdx.x; i < r.key_dim; i += blockDim.x) {
             key[i / 2][i % 2] = r.k[row * r.k_stride + key_head * r.key_dim + i];
             query[i / 2][i % 2] = r.q[row * r.q_stride + key_head * r.key_dim + i];
-            if constexpr (HAS_CHANNELS) decay[i / 2][i % 2] = r.decay[at * r.key_dim + i];
+            if constexpr (HAS_CHANNELS)
+                decay[i / 2][i % 2] = r.decay[((int64)row * r.num_heads + head) * r.key_dim + i];
         }
         __syncthreads();
+        const int64 at = (int64)row * r.num_heads + head;
         const float v = is_there ? r.v[row * r.v_stride + head * r.value_dim + column] : 0.0f;
         /* Threads without a column of their own take part in the exchange of sums, and touch no memory. */
-        const float *beta = r.beta ? r.beta + at : 0;
         float y;
         if constexpr (HAS_CHANNELS)
-            y = advance_channels<HALF>(state, is_there ? rows : 0, key, query, decay, parity, beta, v);
-        else y = advance<HALF>(state, is_there ? rows : 0, key, query, parity, r.decay[at], beta, v);
+            y = advance_channels<HALF>(state, is_there ? rows : 0, key, query, decay, parity,
+                                       r.beta ? r.beta + at : 0, v);
+        else
+            y = advance<HALF>(state, is_there ? rows : 0, key, query, parity, r.decay[at],
+                              r.beta ? r.beta + at : 0, v);
         if (is_there && parity == 0) r.y[at * r.value_dim + column] = y;
         for (; save < r.s.save_start[seq + 1] && r.s.save_rows[save] == row; save++) {
             float *to = r.states + r.s.save_slots[save] * size + offset;

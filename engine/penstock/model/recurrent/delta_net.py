@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -37,9 +37,13 @@ class GatedDeltaNet:
     #: together, and those of beta and the decay likewise (Qwen3-Next). Otherwise the gate, beta and the decay
     #: have tensors of their own.
     is_grouped: bool = False
+    #: beta lies between 0 and this. A state may turn a key's answer around where beta is more than 1.
+    beta_factor: float = 1.0
+    #: Of the norm behind the recurrence; None: that of the model's norms.
+    norm_eps: float | None = None
 
     @classmethod
-    def of(cls, config: dict[str, Any], is_grouped: bool = False) -> GatedDeltaNet:
+    def of(cls, config: dict[str, Any], is_grouped: bool = False) -> Self:
         """The sizes by their names in a config.json. Raises InvalidConfig."""
         keys = count(config, "linear_num_key_heads", default=16)
         values = count(config, "linear_num_value_heads", default=32)
@@ -102,7 +106,8 @@ class GatedDeltaNet:
     def mix(
         self, family: Family, weights: LayerWeights, x: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
-        kernels, eps = family.kernels, family.spec.norm_eps
+        kernels = family.kernels
+        eps = family.spec.norm_eps if self.norm_eps is None else self.norm_eps
         mixed, gate = self._inputs(family, weights, x)
         beta, decay = self._gates(family, weights, x)
         mixed = kernels.activation(convolve(family, weights, mixed, kv, batch), "silu")
@@ -130,7 +135,8 @@ class GatedDeltaNet:
         if self.is_grouped:
             logits = logits.view(len(x), self.num_key_heads, 2, -1).transpose(1, 2).reshape(len(x), -1)
         beta, step = logits.double().chunk(2, dim=1)
-        return torch.sigmoid(beta).float(), decay_of(weights, softplus(step + weights.vector("dt_bias")))
+        beta = (self.beta_factor * torch.sigmoid(beta)).float()
+        return beta, decay_of(weights, softplus(step + weights.vector("dt_bias")))
 
 
 def of_length(kernels: Kernels, x: Tensor, length: float) -> Tensor:

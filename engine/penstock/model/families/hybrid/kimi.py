@@ -9,7 +9,7 @@ from typing import Any
 from penstock.model.attention.latent import LatentForm
 from penstock.model.config_values import flag, num_layers_of, refuse, require
 from penstock.model.families.deepseek_mixture import deepseek_mixture
-from penstock.model.families.hybrid.layers import kinds_of, with_recurrence
+from penstock.model.families.hybrid.layers import kinds_of, linear_layers, with_recurrence
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, MixtureSpec, with_mixture
 from penstock.model.mixture.mixture import MixtureNames
@@ -93,11 +93,9 @@ def _in_usual_names(config: dict[str, Any]) -> dict[str, Any]:
 def _recurrent_layers(config: dict[str, Any], num_layers: int) -> frozenset[int]:
     """By the kind of each layer, or by Kimi's list of the recurrent ones, which counts from 1. Raises
     InvalidConfig."""
-    kinds = kinds_of(config, ("layer_types",), num_layers)
-    if kinds is not None:
-        for kind in kinds:
-            require({"layer_types": kind}, "layer_types", "linear_attention", "full_attention")
-        return frozenset(index for index, kind in enumerate(kinds) if kind == "linear_attention")
+    named = linear_layers(config, num_layers)
+    if named is not None:
+        return named
     layers = (config.get("linear_attn_config") or {}).get("kda_layers")
     if not isinstance(layers, list) or not all(layer in range(1, num_layers + 1) for layer in layers):
         refuse("linear_attn_config.kda_layers", layers, f"a list of layers from 1 to {num_layers}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from penstock.errors import UnsupportedModel
-from penstock.model.config_values import refuse
+from penstock.model.config_values import refuse, require
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.recurrent.form import RecurrentForm
 from penstock.state_layout import NO_STATE
@@ -43,6 +43,18 @@ def kinds_of(config: dict[str, Any], names: Collection[str], num_layers: int) ->
     if not isinstance(kinds, list | tuple) or len(kinds) != num_layers:
         refuse(name, kinds, f"a list with the kind of each of {num_layers} layers")
     return tuple(str(kind) for kind in kinds)
+
+
+def linear_layers(config: dict[str, Any], num_layers: int) -> frozenset[int] | None:
+    """The layers with linear attention by config.json's `layer_types`, where the others have full attention;
+    None: there is no such list. Raises InvalidConfig, and UnsupportedModel for layers of another kind."""
+    kinds = kinds_of(config, ("layer_types",), num_layers)
+    if kinds is None:
+        return None
+    for kind in kinds:
+        named = {"layer_types": kind, "model_type": config.get("model_type")}
+        require(named, "layer_types", "linear_attention", "full_attention")
+    return frozenset(index for index, kind in enumerate(kinds) if kind == "linear_attention")
 
 
 def layers_of(config: dict[str, Any], name: str, num_layers: int) -> frozenset[int]:

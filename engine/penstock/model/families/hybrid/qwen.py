@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.kernels import Routing
 from penstock.model.config_values import count, flag, number, require
-from penstock.model.families.hybrid.layers import kinds_of, with_recurrence
+from penstock.model.families.hybrid.layers import linear_layers, with_recurrence
 from penstock.model.families.llama import Llama
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import (
@@ -55,15 +55,10 @@ class Qwen35(Llama):
             num_extra_layers=int(number(config, "mtp_num_hidden_layers", 0)),
         )
         form = GatedDeltaNet.of(config, cls._is_grouped)
-        kinds = kinds_of(config, ("layer_types",), spec.num_layers)
-        if kinds is None:
+        recurrent = linear_layers(config, spec.num_layers)
+        if recurrent is None:
             period = count(config, "full_attention_interval", default=4)
-            recurrent = [index for index in range(spec.num_layers) if (index + 1) % period]
-        else:
-            for kind in kinds:
-                named = {"layer_types": kind, "model_type": config.get("model_type")}
-                require(named, "layer_types", "linear_attention", "full_attention")
-            recurrent = [index for index, kind in enumerate(kinds) if kind == "linear_attention"]
+            recurrent = frozenset(index for index in range(spec.num_layers) if (index + 1) % period)
         return with_recurrence(spec, form, recurrent)
 
     @classmethod
