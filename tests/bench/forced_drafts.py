@@ -110,7 +110,7 @@ class Forced:
     """Someone whose time is real, and whose guesses are right at these rates."""
 
     def __init__(self, model: Guesser, rates: list[float], answer: list[int]) -> None:
-        self.model, self.said = model, Said(rates, answer)
+        self.model, self.said, self.levels_of_pass = model, Said(rates, answer), model.levels_of_pass
         self.drafting_s, self.num_asked = 0.0, 0
 
     def seconds(self, num_places: int) -> float:

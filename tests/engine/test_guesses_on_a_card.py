@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dflash_folders import save_dflash
 from eagle3_folders import save_model, save_speculators
 from mtp_folders import save_with_head
 from pretended_card import PretendedCard, engines, missing
@@ -19,6 +20,7 @@ from tiny_models import build
 
 from conftest import save_byte_tokenizer
 from penstock.config import EngineConfig
+from penstock.drafters.dflash_drafter import DFlashDrafter
 from penstock.drafters.draft_model import DraftModel
 from penstock.drafters.eagle3_drafter import Eagle3Drafter
 from penstock.drafters.eagle3_plan import PlannedEagle3
@@ -58,6 +60,9 @@ class Guessed:
         elif kind == "eagle3":
             save_speculators(self.drafter, save_model(self.model))
             self.config, self.kind = {"draft_model": str(self.drafter)}, Eagle3Drafter
+        elif kind == "dflash":
+            save_dflash(self.drafter, save_model(self.model), (0, 1, 2))
+            self.config, self.kind = {"draft_model": str(self.drafter)}, DFlashDrafter
         else:
             self.drafter.mkdir()
             drafts = ("Llama", {"num_hidden_layers": 1}) if kind == "draft_model" else ("LFM2", {})
@@ -77,7 +82,10 @@ class Guessed:
             return engine.generate(PROMPTS, PARAMS)
 
 
-@pytest.fixture(scope="module", params=["mtp", "eagle3", "draft_model", "hybrid"])
+@pytest.fixture(
+    scope="module",
+    params=["mtp", "eagle3", pytest.param("dflash", marks=pytest.mark.slow), "draft_model", "hybrid"],
+)
 def guessed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Guessed:
     return Guessed(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -117,9 +125,9 @@ def test_the_budget_is_shared(guessed: Guessed, card: PretendedCard) -> None:
 @pytest.mark.slow
 def test_what_has_no_room_on_the_card(guessed: Guessed, card: PretendedCard) -> None:
     """A draft model and a head in a folder of its own are computed on the processor then, or where the config
-    says so. A head that came with the model shares matrices with the model, and is refused."""
+    says so. A head that shares matrices with the model is refused."""
     expected = guessed.undrafted()
-    if guessed.kind is MTPDrafter:
+    if guessed.kind in (MTPDrafter, DFlashDrafter):
         with pytest.raises(ConfigError, match="largest matrices are those of the model"):
             guessed.load(draft_device="cpu")
         with pytest.raises(CapacityError, match="device memory"):

@@ -116,6 +116,9 @@ def _within(sequence: Sequence, vocab_size: int) -> SamplingParams | None:
 class DraftModel:
     """A model in memory beside the one that it drafts for. Used by the engine thread."""
 
+    #: Guesser.levels_of_pass
+    levels_of_pass = 1
+
     def __init__(self, loaded: LoadedModel, hardware: HardwareProfile) -> None:
         """hardware: the machine before the draft model was there."""
         self._hardware = hardware

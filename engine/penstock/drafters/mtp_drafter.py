@@ -42,7 +42,7 @@ _MARGIN = 32
 
 
 @dataclass
-class _Branch:
+class Branch:
     """A text that may end in guesses, and the head's rows of it."""
 
     text: Sequence
@@ -53,7 +53,7 @@ class _Branch:
 
 
 @dataclass
-class _Twin:
+class Twin:
     """What the head has of a sequence."""
 
     sequence: weakref.ref[Sequence]
@@ -63,7 +63,7 @@ class _Twin:
     #: Hidden states of the model, on the host, that the head has not computed with yet.
     waiting: Tensor
     #: -1: the text; else the text and a path of guesses, by the node of the step's guesses.
-    branches: dict[int, _Branch] = field(default_factory=dict)
+    branches: dict[int, Branch] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -85,8 +85,12 @@ class MTPDrafter:
         self._sampler = Sampler(model.spec.vocab_size, frozenset())
         self._form = getattr(self.head.spec, "mtp", None)
         #: By the number of a sequence.
-        self._twins: dict[int, _Twin] = {}
+        self._twins: dict[int, Twin] = {}
         self._forks = ForkLimit()
+        #: Rows that the first level of a sequence's guesses has beside those of tokens that stand.
+        self._rows_beside = 0
+        #: Guesser.levels_of_pass
+        self.levels_of_pass = 1
 
     def _layers(self, num_layers: int) -> tuple[int, ...]:
         """The layers of the model whose hidden states the head gets."""
@@ -120,9 +124,10 @@ class MTPDrafter:
         ready, room = list[Sequence](), self.config.max_num_batched_tokens
         for sequence in sequences:
             twin = self._twins.get(sequence.sequence_id)
-            if twin is None or not 0 < len(twin.waiting) <= room or not self._follow(twin, sequence):
+            most = room - self._rows_beside
+            if twin is None or not 0 < len(twin.waiting) <= most or not self._follow(twin, sequence):
                 continue
-            room -= len(twin.waiting)
+            room = most - len(twin.waiting)
             ready.append(sequence)
         return ready
 
@@ -175,7 +180,7 @@ class MTPDrafter:
                 request = replace(sequence.request, adapter=None)  # which changes the model's layers
                 rows = Sequence(sequence.sequence_id, request, self.head.max_model_len)
                 none = torch.empty(0, self.head.spec.hidden_size)
-                twin = _Twin(weakref.ref(sequence), rows, 1, none)
+                twin = Twin(weakref.ref(sequence), rows, 1, none)
                 self._twins[sequence.sequence_id] = twin
             hidden = self._given(hidden[max(0, twin.end - start) :])
             if start > twin.end:  # others had computed what lies between
@@ -183,14 +188,14 @@ class MTPDrafter:
             else:
                 twin.waiting = torch.cat((twin.waiting, hidden))
 
-    def _begin_at(self, twin: _Twin, place: int, hidden: Tensor) -> None:
+    def _begin_at(self, twin: Twin, place: int, hidden: Tensor) -> None:
         """Let the head's rows begin with this place's hidden state."""
         self._release(twin)
         self._blocks.release(twin.rows)
         twin.rows.num_computed_tokens = 0
         twin.first, twin.waiting = place + 1, hidden
 
-    def _follow(self, twin: _Twin, sequence: Sequence) -> bool:
+    def _follow(self, twin: Twin, sequence: Sequence) -> bool:
         """Have the rows of a sequence's text up to its last token. False if the model has not computed all
         tokens before that one, or if there is no room."""
         if twin.end != sequence.num_tokens - 1:
@@ -200,15 +205,18 @@ class MTPDrafter:
             self._begin_at(twin, twin.end - len(twin.waiting), twin.waiting)
             if not self._grow(twin, sequence):
                 return False
-        twin.branches[-1] = _Branch(sequence, twin.rows, twin.waiting)
+        twin.branches[-1] = Branch(sequence, twin.rows, twin.waiting)
         return True
 
-    def _grow(self, twin: _Twin, sequence: Sequence) -> bool:
+    def _grow(self, twin: Twin, sequence: Sequence) -> bool:
         twin.rows.token_ids = sequence.token_ids[twin.first :]
-        has_room = twin.rows.num_tokens + _MARGIN < self.head.max_model_len
-        return has_room and self._blocks.grow(twin.rows)
+        return self._has_room(twin.rows)
 
-    def _at(self, place: Place) -> _Branch | None:
+    def _has_room(self, rows: Sequence) -> bool:
+        """Give rows of a text their blocks, if there are any left."""
+        return rows.num_tokens + _MARGIN < self.head.max_model_len and self._blocks.grow(rows)
+
+    def _at(self, place: Place) -> Branch | None:
         """The branch whose last token is that of a place. None if it has no room, or if its grammar is
         complete."""
         branches = self._twins[place.sequence.sequence_id].branches
@@ -217,22 +225,30 @@ class MTPDrafter:
         parent = branches.get(place.parent)
         if parent is None or parent.rows.num_tokens + 1 >= self.head.max_model_len:
             return None
-        if not self._forks.take(place.sequence):
+        text = self._text_behind(parent.text, place)
+        if text is None:
             return None
-        matcher = parent.text.matcher.after(place.token_id) if parent.text.matcher is not None else None
-        if matcher is not None and matcher.is_complete:
-            return None
-        text, rows = copy.copy(parent.text), copy.copy(parent.rows)
-        text.token_ids, text.matcher = [*parent.text.token_ids, place.token_id], matcher
+        rows = copy.copy(parent.rows)
         rows.token_ids, rows.block_table = [*parent.rows.token_ids, place.token_id], []
         self._blocks.share(parent.rows, rows)
         if not self._blocks.grow(rows):
             self._blocks.release(rows)
             return None
-        branches[place.node] = _Branch(text, rows, parent.hidden)
+        branches[place.node] = Branch(text, rows, parent.hidden)
         return branches[place.node]
 
-    def _candidates(self, branches: List[_Branch]) -> list[list[tuple[int, float]]]:
+    def _text_behind(self, text: Sequence, place: Place) -> Sequence | None:
+        """A text and the token of a place behind it. None if its grammar is complete then."""
+        if not self._forks.take(place.sequence):
+            return None
+        matcher = text.matcher.after(place.token_id) if text.matcher is not None else None
+        if matcher is not None and matcher.is_complete:
+            return None
+        longer = copy.copy(text)
+        longer.token_ids, longer.matcher = [*text.token_ids, place.token_id], matcher
+        return longer
+
+    def _candidates(self, branches: List[Branch]) -> list[list[tuple[int, float]]]:
         """Compute the pending rows of each branch. Returns for each its likely next tokens and their
         shares."""
         if not branches:
@@ -255,7 +271,7 @@ class MTPDrafter:
                 twin.waiting = twin.waiting[:0]
         return found
 
-    def _release(self, twin: _Twin) -> None:
+    def _release(self, twin: Twin) -> None:
         """Give the rows of guesses back."""
         for branch in twin.branches.values():
             if branch.rows is not twin.rows:

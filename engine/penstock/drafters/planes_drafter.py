@@ -118,6 +118,8 @@ class PlanesDrafter:
 
     #: Bytes of the host's memory that are its own, and of a card's.
     num_bytes = num_card_bytes = 0
+    #: Guesser.levels_of_pass
+    levels_of_pass = 1
 
     def __init__(
         self, model: Model, plan: MemoryPlan, blocks: BlockManager, config: EngineConfig, predict: Predict

@@ -142,6 +142,8 @@ NEAREST = {
 }
 #: Architectures of EAGLE-3 heads: of SGLang's and SpecForge's folders, vLLM's, and speculators'.
 EAGLE3_HEADS = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"}
+#: The architecture of DFlash heads, in z-lab's folders.
+DFLASH = "DFlashDraftModel"
 
 
 def known_family(names: Iterable[str], table: Mapping[str, str] = FAMILIES) -> type[Family] | None:
@@ -162,3 +164,9 @@ def is_eagle3(config: Mapping[str, Any]) -> bool:
     names = config.get("architectures")
     named = isinstance(names, list) and any(name in EAGLE3_HEADS for name in names)
     return named or config.get("speculators_model_type") == "eagle3" or "draft_vocab_size" in config
+
+
+def is_dflash(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a DFlash head."""
+    names = config.get("architectures")
+    return "dflash_config" in config or (isinstance(names, list) and DFLASH in names)

@@ -20,6 +20,7 @@ from penstock.model.known_families import (
     NEAREST,
     THROUGH_TRANSFORMERS,
     family_at,
+    is_dflash,
     is_eagle3,
     known_family,
 )
@@ -74,11 +75,7 @@ def read_spec(
 ) -> tuple[type[Family], ModelSpec]:
     """The family of a config.json, and its numbers. `names` are those of the tensors in the files, if there
     are files. Raises UnsupportedModel and InvalidConfig."""
-    if is_eagle3(config):
-        raise UnsupportedModel(
-            "this is an EAGLE-3 head, which guesses for another model: give it as --draft-model beside the "
-            "model that it was trained for"
-        )
+    _check_is_whole(config)
     if model_impl == "transformers":
         return checked_spec(family_at(THROUGH_TRANSFORMERS), config, names)
     try:
@@ -96,10 +93,21 @@ def read_spec(
             ) from error
 
 
+def _check_is_whole(config: dict[str, Any]) -> None:
+    """Raises UnsupportedModel for a config.json of a head that guesses for a model."""
+    if is_eagle3(config) or is_dflash(config):
+        kind = "a DFlash" if is_dflash(config) else "an EAGLE-3"
+        raise UnsupportedModel(
+            f"this is {kind} head, which guesses for another model: give it as --draft-model beside the "
+            "model that it was trained for"
+        )
+
+
 def read_pooled_spec(
     config: dict[str, Any], pooling: PoolingSpec, names: Collection[str] | None = None
 ) -> tuple[type[PooledFamily], ModelSpec]:
     """read_spec() for a model that pools. Raises UnsupportedModel and InvalidConfig."""
+    _check_is_whole(config)
     names_here = config.get("architectures") or []
     encoder = known_family(names_here, ENCODERS)
     family = encoder or find_family(config | {"architectures": _generating(names_here)})

@@ -356,7 +356,7 @@ class Settings(NodesSettings):
     draft_model: str | None = engine_setting(
         "draft_model",
         "a small model of the same vocabulary (a folder, a .gguf file or a hub repository), or an EAGLE-3 "
-        "head that was trained for the model, that stays in memory and guesses the next tokens",
+        "or DFlash head that was trained for the model, that stays in memory and guesses the next tokens",
         metavar="MODEL",
         tags=("one model",),
     )

@@ -36,6 +36,9 @@ class Place(NamedTuple):
 class Guesser(Protocol):
     """A draft model."""
 
+    #: Levels that the first expand() of a step pays for, so that further ones take nothing; 1: its own.
+    levels_of_pass: int
+
     def seconds(self, num_places: int) -> float:
         """What expand() takes for so many places; 0 if nothing was measured."""
         ...
@@ -113,12 +116,20 @@ class Asking:
 
     def _rate_with(self, places: list[Place]) -> float:
         """Tokens per second if as many of these places' followers are right as usually are."""
-        choice, seconds = self.choice, self.seconds + self._model.seconds(len(places))
+        choice, seconds, levels = self.choice, self.seconds + self._model.seconds(len(places)), 1
         if not self._asked:
             seconds += self._repaid_s()
-        hope = sum(place.chance * self._guesses[place.sequence].rate(ANY_OF_MODEL) for place in places)
-        num_guesses = min(self._step.room, choice.num_guesses + len(places))
-        return self._step.rate(choice.num_right + hope, num_guesses, seconds)
+            levels = self._model.levels_of_pass
+
+        def rate_to(depth: int) -> float:
+            """With a chain of so many guesses behind each place."""
+            rates = [self._guesses[place.sequence].rate(ANY_OF_MODEL) for place in places]
+            chains = [sum(rate**level for level in range(1, depth + 1)) for rate in rates]
+            hope = sum(place.chance * chain for place, chain in zip(places, chains, strict=True))
+            num_guesses = min(self._step.room, choice.num_guesses + depth * len(places))
+            return self._step.rate(choice.num_right + hope, num_guesses, seconds)
+
+        return max(rate_to(min(2**power, levels)) for power in range((levels - 1).bit_length() + 1))
 
     def _repaid_s(self) -> float:
         """A step's share of what the model has to catch up with: the rest of the answers repays it."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import EngineConfig
-from penstock.drafters.eagle3_plan import check_target, names_eagle3, read_eagle3
+from penstock.drafters import dflash_plan, eagle3_plan
 from penstock.drafters.vocabularies import check_sizes, check_tokens
 from penstock.errors import CheckpointNotFound, ConfigError, UnsupportedModel
 from penstock.goes_with import Feature, check_together
@@ -29,9 +29,12 @@ def check_pair(folder: Path | None, shape: str | None, config: EngineConfig, off
     if name is None:
         return
     spec = read_spec(_told(folder, shape), config.model_impl)[1]
-    if not is_shape(name) and names_eagle3(name, config, offline):
-        check_target(name, read_eagle3(read_config(find_config(name, None, offline))), spec)
-        return
+    if not is_shape(name) and eagle3_plan.names_eagle3(name, config, offline):
+        head = eagle3_plan.read_eagle3(read_config(find_config(name, None, offline)))
+        return eagle3_plan.check_target(name, head, spec)
+    if not is_shape(name) and dflash_plan.names_dflash(name, offline):
+        block = dflash_plan.read_dflash(read_config(find_config(name, None, offline)))
+        return dflash_plan.check_target(name, block, spec)
     own_folder = None if is_shape(name) else find_config(name, None, offline)
     own = read_spec(_told(own_folder, name))[1]
     check_together({Feature.DRAFTING, *own.features}, own.architecture)

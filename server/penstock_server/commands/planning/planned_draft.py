@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import EngineConfig
-from penstock.drafters import mtp_plan
+from penstock.drafters import dflash_plan, mtp_plan
+from penstock.drafters.dflash_drafter import load_of_pass
 from penstock.drafters.draft_model import check_plan, own_config
 from penstock.drafters.eagle3_plan import names_eagle3, read_eagle3, with_states
 from penstock.drafters.memory_beside import card_bytes, config_beside, machine_beside
@@ -23,6 +24,7 @@ from penstock.drafters.planes_drafter import (
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.drafting.expectation import (
     Assumed,
+    assumed_dflash,
     assumed_eagle3,
     assumed_head,
     assumed_model,
@@ -34,6 +36,7 @@ from penstock.memory.planning.cost import Predict, predict_step
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.step_work import StepLoad
 from penstock.model.footprint import footprint
+from penstock.model.heads.dflash import DFlash
 from penstock.model.heads.eagle3 import Eagle3
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import read_spec
@@ -41,6 +44,7 @@ from penstock.spec import ModelFootprint
 from penstock.weights.checkpoints.formats import read_config
 from penstock.weights.checkpoints.hub import find_config
 from penstock.weights.store import planned_tensors
+from penstock.weights.tensors import UnitLayout, beside_shared
 from penstock_server.commands.planning.drafted_pair import is_shape
 from penstock_server.commands.planning.footprints import footprint_at, footprint_of
 from penstock_server.facade.needs import estimated_plan
@@ -87,6 +91,9 @@ def planned_draft(settings: Settings, hardware: HardwareProfile, config: EngineC
     stay in memory, and ConfigError for a kind of model that can't draft."""
     if config.draft_model is None:
         return None
+    if not is_shape(config.draft_model) and dflash_plan.names_dflash(config.draft_model, settings.offline):
+        dflash_plan.check_place(config.draft_model, config, hardware.device is not None)
+        return _draft_on(settings, hardware, config)
     if hardware.device is not None and config.draft_device == "auto":
         # The processor computes it then, or it can't be computed anywhere.
         with contextlib.suppress(CapacityError, ConfigError):
@@ -103,6 +110,9 @@ def _draft_on(settings: Settings, hardware: HardwareProfile, config: EngineConfi
     elif names_eagle3(name, config, settings.offline):
         config_json = read_config(find_config(name, None, settings.offline))
         return _planned_eagle3(name, config_json, hardware, config)
+    elif dflash_plan.names_dflash(name, settings.offline):
+        config_json = read_config(find_config(name, None, settings.offline))
+        return _planned_dflash(name, config_json, hardware, config)
     else:
         size = footprint_at(find_config(name, None, settings.offline), own)
     own = _within(own_config(config, size.state_bytes), hardware, config)
@@ -137,6 +147,25 @@ def _planned_eagle3(
     plan = with_states(estimated_plan(size, hardware, own), spec, own.max_num_batched_tokens)
     mtp_plan.check_stays(plan, f"the EAGLE-3 head {name}", "leave --draft-model out")
     return PlannedDraft(plan, assumed_eagle3(_level_s(plan, size, hardware, own)))
+
+
+def _planned_dflash(
+    name: str, config_json: dict[str, Any], hardware: HardwareProfile, config: EngineConfig
+) -> PlannedDraft:
+    """A DFlash head in a folder of its own, whose embedding and head are the model's."""
+    spec = dflash_plan.read_dflash(config_json)
+    own = _within(mtp_plan.own_config(config, spec.max_position_embeddings), hardware, config)
+    tensors = planned_tensors(DFlash.model_tensors(spec), config_json, "int8", own.group_size)
+    size = footprint(spec, tensors, spec.kv_layout(own.kv_dtype))
+    embedding, head = (UnitLayout.of(beside_shared(end)) for end in (tensors.embedding, tensors.head))
+    size = dataclasses.replace(size, embedding_bytes=embedding.num_bytes, head_bytes=head.num_bytes)
+    plan = dflash_plan.with_states(estimated_plan(size, hardware, own), spec, own.max_num_batched_tokens)
+    mtp_plan.check_stays(plan, f"the DFlash head {name}", "leave --draft-model out")
+
+    def pass_s(num_seqs: int) -> float:
+        return predict_step(plan, size, hardware, own, load_of_pass(spec, num_seqs)).seconds
+
+    return PlannedDraft(plan, assumed_dflash(pass_s, spec.num_guesses))
 
 
 def planned_head(

@@ -218,6 +218,40 @@ def test_an_eagle3_head(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert data["draft_model"]["device_used_bytes"] == 0 and data["plan"]["has_gpu"]
 
 
+@pytest.mark.slow
+def test_a_dflash_head(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """One of two layers for a model of 10.7B: embedding and logits are the model's, and so is the place."""
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["DFlashDraftModel"], "hidden_size": 4096, "vocab_size": 32000,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 2,
+                "intermediate_size": 14336, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048,
+                "block_size": 16, "num_target_layers": 48,
+                "dflash_config": {"mask_token_id": 0, "target_layer_ids": [1, 22, 45]},
+            }
+        )
+    )  # fmt: skip
+    flags = ("plan", "--shape", "solar-10.7b", "--host-memory", "6GiB", "--kv-tokens", "4096")
+    assert cli.main(["plan", "--shape", "minicpm4-8b", "--draft-model", str(tmp_path)]) == 2
+    assert "was made for another model: one with 32000 tokens" in capsys.readouterr().err
+    flags += ("--draft-model", str(tmp_path))
+    data = json.loads(run(capsys, *flags, "--json"))
+    layer = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336
+    weights = 2 * layer + 3 * 4096 * 4096
+    taken = data["draft_model"]["host_used_bytes"]
+    held = data["draft_model"]["embedding_bytes"] + data["draft_model"]["head_bytes"]
+    held += sum(each["num_bytes"] for each in data["draft_model"]["layers"])
+    assert weights < held < 1.01 * weights and held < taken < 1.2e9
+    assert data["plan"]["host_budget_bytes"] == 6 * GIB - taken
+    (found,) = (row for row in data["drafting"] if row["source"] == "dflash" and row["num_seqs"] == 1)
+    assert found["num_gained"] > 4
+    data = json.loads(run(capsys, *flags, "--card", "GTX 1060", "--json"))
+    assert 2 * layer < card_bytes_of(data["draft_model"]) and data["plan"]["has_gpu"]
+    assert cli.main([*flags, "--card", "GTX 1060", "--draft-device", "cpu"]) == 2
+    assert "largest matrices are those of the model" in capsys.readouterr().err
+
+
 def card_bytes_of(plan: dict[str, Any]) -> int:
     return int(plan["device_used_bytes"]) - CUDA_CONTEXT_BYTES
 
