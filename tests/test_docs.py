@@ -62,9 +62,9 @@ def test_pages_are_short() -> None:
     """The front page is read in two minutes, another in five. docs/reference/ is looked up and not read."""
     sizes = {name: len((ROOT / name).read_bytes()) for name in PAGES}
     assert max(sizes["README.md"], sizes["README.zh-CN.md"]) <= 8 << 10
-    read = {name: size for name, size in sizes.items() if "docs/reference/" not in name}
-    assert not {name: size for name, size in read.items() if size > 12 << 10}
-    assert sum(read.values()) <= 272 << 10
+    long = {name: size for name, size in sizes.items() if size > 12 << 10 and "docs/reference/" not in name}
+    assert not long
+    assert sum(sizes.values()) <= 330 << 10
 
 
 def has_machine(text: str) -> bool:

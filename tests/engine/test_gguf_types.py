@@ -476,5 +476,5 @@ def test_rows_and_columns_in_another_order(kind: str, unit: int, tmp_path: Path)
                 integers, scales = entry.int8.read(checkpoint, start, stop)
                 groups = integers.view(*scales.shape, -1).float() * scales.float()[..., None]
                 torch.testing.assert_close(groups.flatten(1), expected[start:stop])
-    is_coded = kind in ("Q4_K", "IQ4_XS", "Q4_0", "MXFP4")
+    is_coded = kind in CODES
     assert (entry.int4 is not None) == is_coded

@@ -104,7 +104,7 @@ def test_flags_of_a_beam_search_need_one() -> None:
 
 @pytest.mark.parametrize("run", [terminal.generate, terminal.chat])
 def test_wrong_flags_are_told_before_the_model_is_loaded(run: Any) -> None:
-    with pytest.raises(ConfigError, match="--top-p: .* at most 1"):
+    with pytest.raises(ConfigError, match="--top-p: .* between 0 and 1"):
         run(SETTINGS, options(prompt="x", top_p=2.0))
 
 

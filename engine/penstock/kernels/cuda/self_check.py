@@ -24,6 +24,7 @@ from penstock.kernels.operands import (
     LayerKV,
     Matrix,
     QuantizedTensor,
+    StateSlots,
 )
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.kernels.protocol import Kernels
@@ -89,6 +90,7 @@ def cases(num_multiprocessors: int) -> Iterator[Case]:
     yield from _products(draw, (*FEW, *MANY, 256 * num_multiprocessors + 1))
     yield from _rows(draw)
     yield from _attention(draw)
+    yield from _recurrences(draw)
 
 
 def _products(draw: torch.Generator, sizes: tuple[int, ...]) -> Iterator[Case]:
@@ -252,6 +254,39 @@ def _attention(draw: torch.Generator) -> Iterator[Case]:
     yield Case("attention to a long context", _Keys(700, 1, 4, 2, 64, FLOAT16, AttentionSpec(4, 0.1)).call)
     latent = AttentionSpec(4, 0.1, latent_dim=64)
     yield Case("attention to latents", _Keys(30, 9, 4, 1, 80, LATENT_FLOAT16, latent).call)
+
+
+def _recurrences(draw: torch.Generator) -> Iterator[Case]:
+    """A sequence that goes on and one that begins, with a copy kept of a state; keys whose states registers
+    hold, and others."""
+
+    def integers(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    slots = StateSlots(integers(2, 0), integers(0, 1, 1), integers(1), integers(1))
+    starts, lengths = integers(0, 3, 5), integers(9, 2)
+    places = torch.zeros(5, dtype=torch.int64)
+    batch = BatchLayout(places, places, torch.zeros(2, 1, dtype=torch.int32), starts, lengths, states=slots)
+
+    def of(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw)
+
+    x = of(5, 40), of(4, 40), of(40)
+    yield Case("short convolution", partial(_recur, "short_conv", of(3, 3, 40), batch, *x))
+    for key_dim in (40, 64, 128, 256):
+        k, v = of(5, 2, key_dim) / key_dim**0.5, of(5, 4, 24)
+        for beta in (None, torch.rand(5, 4, generator=draw)):
+            fed = of(5, 2, key_dim), k, v, torch.rand(5, 4, generator=draw), beta
+            name = f"recurrence of keys of {key_dim}" + (", by the delta rule" if beta is not None else "")
+            yield Case(name, partial(_recur, "recurrence", of(3, 4, key_dim, 24), batch, *fed))
+
+
+def _recur(name: str, states: Tensor, batch: BatchLayout, *rest: Any) -> Tensor:
+    """A recurrence's results and states. `rest` is as _call() has it."""
+    *fed, kernels, device = rest
+    moved = states.to(device, copy=True)
+    y = _call(name, *fed, moved, batch.to(device), kernels, device)
+    return torch.cat((y.flatten(), moved.flatten()))
 
 
 _SPECS: Mapping[str, AttentionSpec] = {

@@ -12,8 +12,8 @@ from penstock_server.settings.settings import Settings
 
 #: A line of progress after so many architectures, which take some seconds.
 TOLD_EVERY = 10
-_WORDS = {"own": "own", "transformers": "through transformers", "refused": "refused"}
-_HEADS = ("| model_type | architecture | served | why not |", "|---|---|---|---|")
+_WORDS = {"own": "own", "transformers": "transformers", "refused": "refused"}
+_HEADS = ("| model_type | served | why not |", "|---|---|---|")
 
 
 def run_architectures(settings: Settings) -> int:
@@ -38,7 +38,7 @@ def line(served: Served) -> str:
     """A line of the table."""
     reason = served.reason.removeprefix(f"{served.architecture} ").removeprefix(f"{served.architecture}: ")
     reason = reason.replace("|", "/").replace("\n", " ")
-    return f"| {served.model_type} | {served.architecture} | {_words(served)} | {reason} |"
+    return f"| {served.model_type} | {_words(served)} | {reason} |"
 
 
 def _words(served: Served) -> str:

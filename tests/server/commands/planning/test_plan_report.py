@@ -477,9 +477,6 @@ def test_what_can_not_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--shape", "solar-10.7b", "--host-memory", "1GiB"]) == 1
     assert "needs at least" in capsys.readouterr().err
     assert cli.main(["hardware", "/nowhere"]) == 2
-    # What serving would refuse on the card.
-    assert cli.main(["plan", "--card", "GTX 1060", "--shape", "lfm2-1.2b"]) == 2
-    assert "layers with recurrent states" in capsys.readouterr().err
     assert cli.main(["plan", "--card", "GTX 1060", "--shape", "tinyllama-1.1b", "--weights", "planes"]) == 0
 
 
