@@ -279,6 +279,9 @@ def _recurrences(draw: torch.Generator) -> Iterator[Case]:
             fed = of(5, 2, key_dim), k, v, torch.rand(5, 4, generator=draw), beta
             name = f"recurrence of keys of {key_dim}" + (", by the delta rule" if beta is not None else "")
             yield Case(name, partial(_recur, "recurrence", of(3, 4, key_dim, 24), batch, *fed))
+        by_channel = *fed[:3], torch.rand(5, 4, key_dim, generator=draw), fed[4]
+        name = f"recurrence of keys of {key_dim}, a decay for each channel"
+        yield Case(name, partial(_recur, "recurrence", of(3, 4, key_dim, 24), batch, *by_channel))
 
 
 def _recur(name: str, states: Tensor, batch: BatchLayout, *rest: Any) -> Tensor:
