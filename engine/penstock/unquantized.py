@@ -109,8 +109,12 @@ class UnquantizedModel:
         return self.store.source.find(self._tensor_name(parameter)) is not None
 
     def _reader(self, parameter: str) -> Read:
-        """What reads a parameter that is one tensor of the checkpoint. Raises MissingTensor."""
+        """What reads a parameter that is one tensor of the checkpoint, or the convolutions of q, k and v,
+        which transformers joins (OLMo Hybrid). Raises MissingTensor."""
         name = self._tensor_name(parameter)
+        convolutions = [name.replace(".conv1d.", f".{each}_conv1d.") for each in "qkv"]
+        if convolutions[0] != name and all(self.store.source.find(each) is not None for each in convolutions):
+            return lambda: torch.cat([self.store.read_exact(each) for each in convolutions])
         self.store.source.entry(name)
         return partial(self.store.read_exact, name)
 
