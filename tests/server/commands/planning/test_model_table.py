@@ -41,6 +41,7 @@ def cells(line: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_every_model_has_its_line(lines: list[str]) -> None:
     rows = [cells(line) for line in lines[2:]]
     assert [row[1] for row in rows] == list(SHAPES)
@@ -51,6 +52,7 @@ def test_every_model_has_its_line(lines: list[str]) -> None:
     assert sizes["cpm-1"] == "2.7 GB" and sizes["solar-10.7b"] == "10.7 GB" and sizes["cpm-2"] == "11.1 GB"
 
 
+@pytest.mark.slow
 def test_a_faster_machine_is_faster_and_more_sequences_get_more(lines: list[str]) -> None:
     for line in lines[2:]:
         rates = [cell.split(" / ") for cell in cells(line)[4:] if cell != NO_ROOM]
@@ -76,6 +78,7 @@ def test_the_least_ram_is_what_serves() -> None:
         assert least < 6
 
 
+@pytest.mark.slow
 def test_a_card_makes_each_model_faster(lines: list[str]) -> None:
     """The table's machines have the same processor."""
     for name in ("lfm2-1.2b", "tinyllama-1.1b"):
@@ -88,12 +91,14 @@ def rows_of(page: str) -> list[str]:
     return re.findall(rf"^\|.*\| (?:{names}) \|.*\|$", (ROOT / page).read_text(), re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_page_has_the_table_that_the_command_prints(lines: list[str]) -> None:
     page = "docs/which-model.md"
     assert rows_of(page) == lines[2:], f"put the lines of `penstock plan --table` into {page}"
     assert "\n".join(lines) in (ROOT / page).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
 def test_the_readme_has_some_of_its_rows(name: str, lines: list[str]) -> None:
     rows = rows_of(name)
