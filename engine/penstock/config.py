@@ -19,8 +19,8 @@ KVDtype = Literal["float16", "float32", "int8"]
 KernelChoice = Literal["auto", "native", "torch", "reference"]
 #: Up to 128 inputs, a group's exact sum times its scale is exact in float64, however it is computed.
 GROUP_SIZES = (32, 64, 128)
-#: The same in files of INT8: some types of GGUF have a scale for 16.
-INT8_GROUP_SIZES = (16, *GROUP_SIZES)
+#: Those that kernels compute. Nobody chooses 16, but some files have them: types of GGUF, NVFP4.
+COMPUTED_GROUP_SIZES = (16, *GROUP_SIZES)
 #: What 8-bit activations cost a real model: its distance from its own weights in float32, measured as
 #: docs/measured/fidelity.md says.
 INT8_ACTIVATIONS_COST = "KL 4.4e-2 from its own weights where int16 has 2e-6, perplexity 3% higher"

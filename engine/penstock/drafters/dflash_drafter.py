@@ -123,7 +123,9 @@ class DFlashDrafter(MTPDrafter):
             return twin.branches[-1]
         parent = twin.branches.get(place.parent)
         num_left = 0 if parent is None else self._family.spec.num_guesses - self._depth(parent.text) - 1
-        text = self._text_behind(parent.text, place) if parent is not None and num_left > 0 else None
+        if parent is None or num_left <= 0:
+            return None
+        text = self._forks.longer(parent.text, place.token_id, place.sequence)
         if text is None:
             return None
         twin.branches[place.node] = Branch(text, twin.rows, twin.waiting)

@@ -8,11 +8,11 @@ from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.drafters.dflash_drafter import DFlashDrafter
-from penstock.drafters.memory_beside import is_on_card, plan_beside
-from penstock.drafters.mtp_plan import PlannedMTP, check_stays, own_config, why_not, with_waiting
+from penstock.drafters.memory_beside import is_on_card
+from penstock.drafters.mtp_plan import PlannedMTP, begin_head, plan_head, with_waiting
 from penstock.errors import ConfigError
 from penstock.goes_with import Feature, check_together
-from penstock.loader import Model, PlannedModel, SharedEnds, begin_reading
+from penstock.loader import Model, PlannedModel, SharedEnds
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.model.heads.dflash import DFlash, DFlashSpec
@@ -44,33 +44,15 @@ class PlannedDFlash(PlannedMTP):
         check_place(name, config, is_on_card(config))
         folder = find_model(name, None, offline, allow_pickle=config.allow_pickle)
         opened = open_dflash(folder, config)
-        try:
-            if trouble := why_not(opened):
-                raise ConfigError(f"the DFlash head {name} can't guess: {trouble}")
-
-            def settle(planned: PlannedModel) -> PlannedModel:
-                plan = with_states(planned.plan, opened.spec, planned.config.max_num_batched_tokens)
-                check_stays(plan, f"the DFlash head {name}", "leave --draft-model out")
-                return planned._replace(plan=plan)
-
-            own = own_config(config, opened.spec.max_position_embeddings)
-            return cls(plan_beside(opened, own, config, hardware, settle, shares_ends=True), name)
-        except BaseException:
-            opened.store.close()
-            raise
+        head = f"the DFlash head {name}"
+        return cls(plan_head(opened, head, config, hardware, with_states, shares_ends=True), name)
 
     def begin(self, model: Model) -> DFlashDrafter:
         """Load the head for the model that it was trained for, whose embedding and head it shares."""
         check_target(self._name, self._planned.opened.spec, model.spec)
         embedding, head = model.executor.ends
         shared = SharedEnds(embedding.matrix("embedding"), head.matrix("head"))
-        loaded = begin_reading(self._planned, model.tokenizer, shared=shared)
-        try:
-            loaded.model.streamer.tiers.wait_until_loaded()
-            return DFlashDrafter(loaded, model, self.plan)
-        except BaseException:
-            loaded.model.close()
-            raise
+        return begin_head(self._planned, model, shared, DFlashDrafter)
 
 
 def check_place(name: str, config: EngineConfig, is_on_card: bool) -> None:

@@ -8,7 +8,6 @@ true need not be computed again.
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
@@ -249,13 +248,10 @@ class DraftModel:
             return None
         if place.token_id >= self.model.spec.vocab_size or self._states.is_full:
             return None
-        if not self._forks.take(place.sequence):
+        twin = self._forks.longer(parent, place.token_id, place.sequence)
+        if twin is None:
             return None
-        matcher = parent.matcher.after(place.token_id) if parent.matcher is not None else None
-        if matcher is not None and matcher.is_complete:
-            return None
-        twin = copy.copy(parent)
-        twin.token_ids, twin.block_table, twin.matcher = [*parent.token_ids, place.token_id], [], matcher
+        twin.block_table = []
         self._blocks.share(parent, twin)
         if not self._blocks.grow(twin):
             self._blocks.release(twin)

@@ -8,11 +8,10 @@ from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.drafters.eagle3_drafter import Eagle3Drafter
-from penstock.drafters.memory_beside import plan_beside
-from penstock.drafters.mtp_plan import PlannedMTP, check_stays, own_config, why_not, with_waiting
+from penstock.drafters.mtp_plan import PlannedMTP, begin_head, plan_head, with_waiting
 from penstock.errors import ConfigError
 from penstock.goes_with import Feature, check_together
-from penstock.loader import Model, PlannedModel, SharedEnds, begin_reading
+from penstock.loader import Model, PlannedModel, SharedEnds
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.model.heads.eagle3 import NUM_STATES, Eagle3, Eagle3Spec
@@ -45,33 +44,15 @@ class PlannedEagle3(PlannedMTP):
             return None
         folder = find_model(name, None, offline, allow_pickle=config.allow_pickle)
         opened = open_eagle3(folder, config)
-        try:
-            if trouble := why_not(opened):
-                raise ConfigError(f"the EAGLE-3 head {name} can't guess: {trouble}")
-
-            def settle(planned: PlannedModel) -> PlannedModel:
-                plan = with_states(planned.plan, opened.spec, planned.config.max_num_batched_tokens)
-                check_stays(plan, f"the EAGLE-3 head {name}", "leave --draft-model out")
-                return planned._replace(plan=plan)
-
-            own = own_config(config, opened.spec.max_position_embeddings)
-            return cls(plan_beside(opened, own, config, hardware, settle), name)
-        except BaseException:
-            opened.store.close()
-            raise
+        planned = plan_head(opened, f"the EAGLE-3 head {name}", config, hardware, with_states)
+        return cls(planned, name)
 
     def begin(self, model: Model) -> Eagle3Drafter:
         """Load the head for the model that it was trained for, whose embedding it shares if it has none."""
         check_target(self._name, self._spec, model.spec)
         embedding = model.executor.ends[0]
         shared = None if self._spec.has_embedding else SharedEnds(embedding.matrix("embedding"))
-        loaded = begin_reading(self._planned, model.tokenizer, shared=shared)
-        try:
-            loaded.model.streamer.tiers.wait_until_loaded()
-            return Eagle3Drafter(loaded, model, self.plan)
-        except BaseException:
-            loaded.model.close()
-            raise
+        return begin_head(self._planned, model, shared, Eagle3Drafter)
 
 
 def check_target(name: str, head: Eagle3Spec, spec: ModelSpec) -> None:

@@ -225,7 +225,7 @@ class MTPDrafter:
         parent = branches.get(place.parent)
         if parent is None or parent.rows.num_tokens + 1 >= self.head.max_model_len:
             return None
-        text = self._text_behind(parent.text, place)
+        text = self._forks.longer(parent.text, place.token_id, place.sequence)
         if text is None:
             return None
         rows = copy.copy(parent.rows)
@@ -236,17 +236,6 @@ class MTPDrafter:
             return None
         branches[place.node] = Branch(text, rows, parent.hidden)
         return branches[place.node]
-
-    def _text_behind(self, text: Sequence, place: Place) -> Sequence | None:
-        """A text and the token of a place behind it. None if its grammar is complete then."""
-        if not self._forks.take(place.sequence):
-            return None
-        matcher = text.matcher.after(place.token_id) if text.matcher is not None else None
-        if matcher is not None and matcher.is_complete:
-            return None
-        longer = copy.copy(text)
-        longer.token_ids, longer.matcher = [*text.token_ids, place.token_id], matcher
-        return longer
 
     def _candidates(self, branches: List[Branch]) -> list[list[tuple[int, float]]]:
         """Compute the pending rows of each branch. Returns for each its likely next tokens and their

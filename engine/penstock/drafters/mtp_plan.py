@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from penstock.config import EngineConfig
 from penstock.drafters.draft_model import NUM_KV_TOKENS
@@ -14,7 +15,7 @@ from penstock.drafters.mtp_drafter import MAX_WAITING, MTPDrafter
 from penstock.errors import CapacityError, ConfigError, MemoryName
 from penstock.generation.drafting.choice import LEAST_GAIN
 from penstock.generation.drafting.expectation import assumed_head, expected
-from penstock.loader import Model, PlannedModel, SharedEnds, begin_reading, plan_model
+from penstock.loader import LoadedModel, Model, PlannedModel, SharedEnds, begin_reading, plan_model
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.plan import MemoryPlan, gib
@@ -23,11 +24,12 @@ from penstock.memory.planning.step_work import StepLoad
 from penstock.model.footprint import footprint
 from penstock.model.pooling.find_pooling import wish_of
 from penstock.model.registry import OpenModel, open_mtp_head, read_spec
-from penstock.spec import ExpertFootprint, ModelFootprint
+from penstock.spec import ExpertFootprint, ModelFootprint, ModelSpec
 from penstock.weights.checkpoints.hub import find_model
 from penstock.weights.store import planned_tensors
 
 logger = logging.getLogger(__name__)
+Drafter = TypeVar("Drafter", bound=MTPDrafter)
 
 
 class PlannedMTP:
@@ -113,13 +115,7 @@ class PlannedMTP:
         """Load the head for the model that it came with, whose embedding and head it shares."""
         embedding, head = model.executor.ends
         shared = SharedEnds(embedding.matrix("embedding"), head.matrix("head"))
-        loaded = begin_reading(self._planned, model.tokenizer, shared=shared)
-        try:
-            loaded.model.streamer.tiers.wait_until_loaded()
-        except BaseException:
-            loaded.model.close()
-            raise
-        return MTPDrafter(loaded, model, self.plan)
+        return begin_head(self._planned, model, shared, MTPDrafter)
 
     def close(self) -> None:
         """Close the files and the lane, if the head will not be loaded."""
@@ -150,6 +146,49 @@ def why_not(opened: OpenModel) -> str:
     if any(rope.short_length for rope in opened.spec.ropes):
         return "its rope depends on the length of a text. Name a small draft model in its place"
     return ""
+
+
+def plan_head(
+    opened: OpenModel,
+    head: str,
+    config: EngineConfig,
+    hardware: HardwareProfile | None,
+    with_states: Callable[[MemoryPlan, ModelSpec, int], MemoryPlan],
+    shares_ends: bool = False,
+) -> PlannedModel:
+    """The plan of a head in a folder of its own, which people know as `head`. with_states() adds the memory
+    of a step of so many tokens' hidden states. Raises ConfigError if the head can't guess, CapacityError if
+    it would not stay in memory; the files are closed then."""
+    try:
+        if trouble := why_not(opened):
+            raise ConfigError(f"{head} can't guess: {trouble}")
+
+        def settle(planned: PlannedModel) -> PlannedModel:
+            plan = with_states(planned.plan, opened.spec, planned.config.max_num_batched_tokens)
+            check_stays(plan, head, "leave --draft-model out")
+            return planned._replace(plan=plan)
+
+        own = own_config(config, opened.spec.max_position_embeddings)
+        return plan_beside(opened, own, config, hardware, settle, shares_ends)
+    except BaseException:
+        opened.store.close()
+        raise
+
+
+def begin_head(
+    planned: PlannedModel,
+    model: Model,
+    shared: SharedEnds | None,
+    drafter: Callable[[LoadedModel, Model, MemoryPlan], Drafter],
+) -> Drafter:
+    """Load a head for the model that it guesses for, which has matrices of the head's."""
+    loaded = begin_reading(planned, model.tokenizer, shared=shared)
+    try:
+        loaded.model.streamer.tiers.wait_until_loaded()
+        return drafter(loaded, model, planned.plan)
+    except BaseException:
+        loaded.model.close()
+        raise
 
 
 def check_stays(plan: MemoryPlan, head: str, advice: str) -> None:

@@ -186,14 +186,9 @@ class PlanesDrafter:
 
     def _next(self, parent: Sequence, place: Place) -> Sequence | None:
         """A branch with one token more, and without blocks. None where its text has to end."""
-        if parent.num_tokens >= parent.max_total_tokens or not self._forks.take(place.sequence):
+        if parent.num_tokens >= parent.max_total_tokens:
             return None
-        matcher = parent.matcher.after(place.token_id) if parent.matcher is not None else None
-        if matcher is not None and matcher.is_complete:
-            return None
-        branch = copy.copy(parent)
-        branch.token_ids, branch.matcher = [*parent.token_ids, place.token_id], matcher
-        return branch
+        return self._forks.longer(parent, place.token_id, place.sequence)
 
     def _place(self, parent: Sequence, branch: Sequence) -> bool:
         """Give a branch, which goes on from a parent, blocks of its own from the first pending token on: what

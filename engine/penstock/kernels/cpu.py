@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from penstock.config import INT8_GROUP_SIZES
+from penstock.config import COMPUTED_GROUP_SIZES
 from penstock.kernels import reference
 from penstock.kernels.adapters.native import NativeLowRank
 from penstock.kernels.cpu_builds import load_library
@@ -60,7 +60,7 @@ class NativeKernels(NativeRecurrences):
         gathers_keys=False,
         workspace_factor=1.0,
         matrices=(QuantizedTensor, Int4Tensor, PlanesTensor, StackedMatrix, HeadBlocks),
-        group_sizes=INT8_GROUP_SIZES,
+        group_sizes=COMPUTED_GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
     )
     #: In a twin without arithmetic, the tokens of the longest sequence that the original will meet; else 0.

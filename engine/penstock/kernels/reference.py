@@ -14,7 +14,7 @@ from typing import Self, cast
 import torch
 from torch import Tensor
 
-from penstock.config import INT8_GROUP_SIZES, KernelChoice
+from penstock.config import COMPUTED_GROUP_SIZES, KernelChoice
 from penstock.kernels.adapters.low_rank import PlainLowRank
 from penstock.kernels.experts import ExpertCalls, PlainExperts
 from penstock.kernels.head_blocks import HeadBlocks
@@ -322,7 +322,7 @@ def plain_traits(name: KernelChoice) -> KernelTraits:
         gathers_keys=True,
         workspace_factor=PLAIN_WORKSPACE,
         matrices=(QuantizedTensor, Int4Tensor, PlanesTensor, StackedMatrix, HeadBlocks),
-        group_sizes=INT8_GROUP_SIZES,
+        group_sizes=COMPUTED_GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
     )
 

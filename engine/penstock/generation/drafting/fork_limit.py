@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from weakref import WeakKeyDictionary
 
 from penstock.generation.grammars.grammar import Grammar
@@ -26,3 +27,15 @@ class ForkLimit:
         spent = self._spent.get(grammar, 0)
         self._spent[grammar] = min(spent + 1, MAX_FORKS)
         return spent < MAX_FORKS
+
+    def longer(self, text: Sequence, token_id: int, asked: Sequence) -> Sequence | None:
+        """A text with one token more, whose guesses `asked` wants: a copy, with a matcher of its own. None
+        beyond the limit, or if the text's grammar is complete then."""
+        if not self.take(asked):
+            return None
+        matcher = text.matcher.after(token_id) if text.matcher is not None else None
+        if matcher is not None and matcher.is_complete:
+            return None
+        found = copy.copy(text)
+        found.token_ids, found.matcher = [*text.token_ids, token_id], matcher
+        return found

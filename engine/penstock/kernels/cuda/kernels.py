@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor
 
-from penstock.config import INT8_GROUP_SIZES
+from penstock.config import COMPUTED_GROUP_SIZES
 from penstock.kernels.adapters.low_rank import PlainLowRank
 from penstock.kernels.cuda.attention import CudaAttention
 from penstock.kernels.cuda.grouped import CudaGroupedLinear
@@ -57,7 +57,7 @@ class CudaKernels(CudaRecurrences):
         gathers_keys=False,
         workspace_factor=1.0,
         matrices=(QuantizedTensor, Int4Tensor, PlanesTensor, StackedMatrix, HeadBlocks),
-        group_sizes=INT8_GROUP_SIZES,
+        group_sizes=COMPUTED_GROUP_SIZES,
         kv_layouts=tuple(KV_CODES),
     )
     sublayers = None

@@ -7,20 +7,6 @@
 
 enum { CODE_INPUTS = 32 };
 
-typedef struct {
-    __m256i even, odd;
-} code_words;
-INLINE code_words code_words_at(const int8_t *w, __m128i table, const int kind) {
-    const __m128i bytes = _mm_loadu_si128((const __m128i *)w), low = _mm_set1_epi8(15);
-    if (kind == INT4) {
-        const __m256i pairs = _mm256_cvtepu8_epi16(bytes);
-        return (code_words){_mm256_and_si256(pairs, _mm256_set1_epi16(15)), _mm256_srli_epi16(pairs, 4)};
-    }
-    const __m128i even = _mm_and_si128(bytes, low), odd = _mm_and_si128(_mm_srli_epi16(bytes, 4), low);
-    return (code_words){_mm256_cvtepu8_epi16(_mm_shuffle_epi8(table, even)),
-                        _mm256_cvtepu8_epi16(_mm_shuffle_epi8(table, odd))};
-}
-
 INLINE __m256i load_words(const void *x) { return _mm256_loadu_si256((const __m256i *)x); }
 #define CLEAR_CODES(i, j) __m256i a##i##j = {};
 #define MULTIPLY_CODES(i, j)                                                                       \
@@ -28,7 +14,7 @@ INLINE __m256i load_words(const void *x) { return _mm256_loadu_si256((const __m2
     a##i##j = _mm256_add_epi32(a##i##j, _mm256_madd_epi16(codes.odd, load_words(x + i * padded + 16)));
 #define CODE_CHANNEL(R, j)                                                                         \
     {                                                                                              \
-        const code_words codes = code_words_at(w[j] + k / 2, table, kind);                         \
+        const code_words codes = code_words_at(w[j] + k / 2, table, kind == INT4_TABLE);                         \
         TOKENS_##R(MULTIPLY_CODES, j)                                                              \
     }
 #define STORE_SUMS(i, j) sums[i] = add_lanes(a##i##0, a##i##1, a##i##2, a##i##3);
@@ -104,19 +90,8 @@ DEFINE_CODE_TILE(plain_tile, INT4, false)
 DEFINE_CODE_TILE(minimum_tile, INT4, true)
 DEFINE_CODE_TILE(table_tile, INT4_TABLE, false)
 
-/* Computes all channels. While all tokens meet them, a panel of channels stays in the L2 cache. One token meets far
- * channels first: four streams. */
 static int64_t linear_codes(const linear *l, int64_t column, int64_t column_end) {
-    const int64_t num_tokens = l->a->num_tokens, apart = num_tokens == 1 ? (column_end - column) / CHANNELS : 0;
-    const int64_t panel = MAX(CHANNELS, PANEL_BYTES / l->row_bytes / CHANNELS * CHANNELS);
-    void (*const code_tile)(const linear *, int64_t, int64_t, int64_t, int64_t, int) =
-        l->kind == INT4_TABLE ? table_tile : l->has_minimum ? minimum_tile : plain_tile;
-    for (int64_t c = column; c < column + apart; c++) code_tile(l, 0, 1, c, apart, CHANNELS);
-    for (int64_t stop, first = column + CHANNELS * apart; first < column_end; first = stop) {
-        stop = MIN(first + (num_tokens > TOKENS ? panel : CHANNELS), column_end);
-        for (int64_t t = 0; t < num_tokens; t += TOKENS)
-            for (int64_t c = first; c < stop; c += CHANNELS)
-                code_tile(l, t, num_tokens - t, c, 1, (int)MIN(CHANNELS, stop - c));
-    }
+    for_code_tiles(l, column, column_end,
+                   l->kind == INT4_TABLE ? table_tile : l->has_minimum ? minimum_tile : plain_tile);
     return column_end;
 }

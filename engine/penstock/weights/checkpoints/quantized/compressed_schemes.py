@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.config import GROUP_SIZES, INT8_GROUP_SIZES
+from penstock.config import COMPUTED_GROUP_SIZES, GROUP_SIZES
 
 #: Formats of INT8: in bytes (older editions say naive), and in int32 words.
 INT8_FORMATS = ("int-quantized", "naive-quantized", "pack-quantized")
@@ -107,7 +107,7 @@ def _kind(scheme: Scheme, form: str) -> str:
     size = int(scheme.get("group_size") or -1) if strategy in ("group", "tensor_group") else 0
     is_ordered = scheme.get("actorder") in ("group", "dynamic", True)  # a group's inputs lie apart
     if numbers == (8, "int", True) and form in INT8_FORMATS and strategy in ("channel", "group"):
-        return "int8" if size in (0, *INT8_GROUP_SIZES) and not is_ordered else ""
+        return "int8" if size in (0, *COMPUTED_GROUP_SIZES) and not is_ordered else ""
     if numbers[:2] == (4, "int") and form == "pack-quantized" and strategy in ("channel", "group"):
         return "int4" if size >= 0 and size % SMALLEST_GROUP == 0 else ""
     for kind, (bits, own_form, own_size) in FLOATS_IN_GROUPS.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.config import GROUP_SIZES, INT8_GROUP_SIZES
+from penstock.config import COMPUTED_GROUP_SIZES, GROUP_SIZES
 from penstock.errors import UnsupportedModel
 from penstock.weights.checkpoints.quantized import compressed_schemes
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
@@ -252,23 +252,26 @@ def _compressed_group_size(quantization: dict[str, Any]) -> int | None:
     return compressed_schemes.int8_group_size(quantization)
 
 
+_COMPUTED = ", ".join(map(str, COMPUTED_GROUP_SIZES))
+
+
 def _planes_group_size(quantization: dict[str, Any]) -> int:
     size = quantization.get("group_size")
-    if quantization.get("version") != 1 or size not in (0, *INT8_GROUP_SIZES):
+    if quantization.get("version") != 1 or size not in (0, *COMPUTED_GROUP_SIZES):
         raise UnsupportedModel(
             f"the checkpoint is in planes of version {quantization.get('version')}, groups of {size}; this "
-            f"Penstock reads version 1 with groups of {', '.join(map(str, INT8_GROUP_SIZES))}, or 0. Install "
-            "a newer Penstock, or convert the model again"
+            f"Penstock reads version 1 with groups of {_COMPUTED}, or 0. Install a newer Penstock, or "
+            "convert the model again"
         )
     return int(size)
 
 
 def _check_codes(quantization: dict[str, Any]) -> None:
-    if quantization.get("version") != 1 or quantization.get("group_size") not in INT8_GROUP_SIZES:
+    if quantization.get("version") != 1 or quantization.get("group_size") not in COMPUTED_GROUP_SIZES:
         raise UnsupportedModel(
             f"the checkpoint has 4-bit codes of version {quantization.get('version')}, groups of "
             f"{quantization.get('group_size')}; this Penstock reads version 1 with groups of "
-            f"{', '.join(map(str, INT8_GROUP_SIZES))}. Install a newer Penstock, or convert the model again"
+            f"{_COMPUTED}. Install a newer Penstock, or convert the model again"
         )
 
 
