@@ -16,7 +16,7 @@ LEVELS: list[set[str]] = [
     {"penstock.goes_with", "penstock.kernel_tuning", "penstock.gguf_file"},
     {"penstock.config", "penstock.nodes_config", "penstock.spec", "penstock.metrics"},
     {"penstock.memory", "penstock.kernels", "penstock.text"},
-    {"penstock.weights"},
+    {"penstock.cache", "penstock.weights"},
     {"penstock.model"},
     {"penstock.cpm"},  # imported by name alone: model/known_families.py and other tables
     {"penstock.generation", "penstock.unquantized", "penstock.calibration"},
@@ -51,21 +51,21 @@ PURE = (
     "penstock.kernel_tuning",
     "penstock.spec",
     "penstock.state_layout",
-    "penstock.memory.kv_disk.record",
-    "penstock.memory.kv_disk.block_order",
-    "penstock.memory.kv_disk.piece_numbers",
-    "penstock.memory.kv_spill.runs",
-    "penstock.memory.kv_spill.splits_in_ram",
+    "penstock.cache.disk.record",
+    "penstock.cache.disk.block_order",
+    "penstock.cache.disk.piece_numbers",
+    "penstock.cache.spill.runs",
+    "penstock.memory.planning.splits_in_ram",
     "penstock.memory.planning.budgets",
     "penstock.memory.planning.kv_blocks",
     "penstock.memory.planning.plan",
     "penstock.memory.planning.planner",
     "penstock.memory.planning.cost",
     "penstock.memory.planning.expert_demand",
-    "penstock.memory.planning.experts.expert_lanes",
-    "penstock.memory.planning.experts.expert_plan",
-    "penstock.memory.planning.experts.expert_window",
-    "penstock.memory.planning.experts.planned_lanes",
+    "penstock.memory.planning.expert_lanes",
+    "penstock.memory.planning.expert_plan",
+    "penstock.memory.planning.expert_window",
+    "penstock.memory.planning.planned_lanes",
     "penstock.memory.planning.popularity",
     "penstock.memory.planning.product_split",
     "penstock.memory.planning.product_times",
@@ -86,7 +86,8 @@ PURE = (
     "penstock.step_watch",
     *(
         ".".join(path.relative_to(ROOT / "engine").with_suffix("").parts)
-        for path in sorted((ROOT / "engine/penstock/generation/scheduling").rglob("[!_]*.py"))
+        for folder in ("blocks", "scheduling")
+        for path in sorted((ROOT / "engine/penstock/generation" / folder).glob("[!_]*.py"))
     ),
 )
 OURS = ("penstock", "penstock_server", "penstock_client")

@@ -32,6 +32,7 @@ INSIDE = {"streamer", "scheduler", "executor", "chooser", "grammars", "block_man
 #: What commands may ask an `engine` of their own; facade/inside.py tells them everything else.
 ASKED = {
     *(
+        "generate",
         "add",
         "step",
         "abort",
@@ -39,6 +40,7 @@ ASKED = {
         "has_work",
         "tokenizer",
         "config",
+        "plan",
         "max_model_len",
         "default_sampling",
         "forms",

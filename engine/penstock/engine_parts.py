@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from penstock.config import EngineConfig, ResolvedConfig
 from penstock.drafters.loading import load_with_guesses
 from penstock.errors import UnsupportedModel
+from penstock.generation.blocks.block_manager import BlockManager
+from penstock.generation.blocks.state_pool import StatePool
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.drafting.state_paths import StatePaths
@@ -23,9 +25,7 @@ from penstock.generation.requests.request_limits import BeamRoom, RequestLimits
 from penstock.generation.requests.request_table import RequestTable
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.batch import Batch
-from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.scheduler import Scheduler
-from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.step_executor import Listen, LocalExecutor, StepExecutor
 from penstock.generation.step_meter import StepMeter
 from penstock.generation.step_observer import StepObserver, StepObservers
@@ -40,11 +40,11 @@ from penstock.weights.adapters.targets import Targets
 
 # A feature is imported by the step that makes it.
 if TYPE_CHECKING:
+    from penstock.cache.host.kv_tiers import KVTiers
     from penstock.drafters.draft_model import DraftModel
     from penstock.drafters.mtp_drafter import MTPDrafter
     from penstock.drafters.planes_drafter import PlanesDrafter
     from penstock.kv_events.publisher import Publisher
-    from penstock.memory.kv_host.kv_tiers import KVTiers
     from penstock.nodes.leader import Leader
     from penstock.nodes.member import NodeStatus
 

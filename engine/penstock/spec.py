@@ -122,7 +122,7 @@ def _plain_layout(dtype: str, item_bytes: int) -> KVLayout:
 
 
 FLOAT16, FLOAT32 = _plain_layout("float16", 2), _plain_layout("float32", 4)
-#: Integers, and a scale for each head of each token (kernels/kv/int8.py). A head's codes lie in a block as
+#: Integers, and a scale for each head of each token (kernels/int8_kv.py). A head's codes lie in a block as
 #: the numbers of the plain layouts do, and its scales of the block's tokens lie right behind them, so that
 #: attention reads memory as one stream.
 INT8 = KVLayout(

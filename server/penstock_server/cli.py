@@ -152,19 +152,19 @@ def _eval(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _pull(options: argparse.Namespace, settings: Settings) -> int:
-    from penstock_server.commands.fetching.pulling import run_pull
+    from penstock_server.commands.pulling import run_pull
 
     return run_pull(settings, options.convert, options.delete_original)
 
 
 def _list(options: argparse.Namespace, settings: Settings) -> int:
-    from penstock_server.commands.fetching.stored_models import run_list
+    from penstock_server.commands.stored_models import run_list
 
     return run_list(settings.cache_dir, options.json)
 
 
 def _rm(options: argparse.Namespace, settings: Settings) -> int:
-    from penstock_server.commands.fetching.stored_models import run_rm
+    from penstock_server.commands.stored_models import run_rm
 
     return run_rm(settings.cache_dir, options.names)
 
@@ -189,7 +189,7 @@ def _hardware(options: argparse.Namespace, settings: Settings) -> int:
 
 def _doctor(options: argparse.Namespace, settings: Settings) -> int:
     if options.card:
-        from penstock_server.commands.card.card_doctor import run_card_doctor
+        from penstock_server.commands.card_doctor import run_card_doctor
 
         return run_card_doctor(settings.cache_dir, options.report or CARD_REPORT, device=settings.device)
     from penstock_server.commands.doctor import run_doctor

@@ -18,11 +18,11 @@ import torch
 from ceilings import float_gflops, memory_read_gbps
 from torch import Tensor
 
+from penstock.cache.kv_cache import kv_views
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.kernels.cpu import NativeKernels
 from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.hardware import num_physical_cores
-from penstock.memory.kv_cache import kv_views
 from penstock.spec import FLOAT16, INT8, KVLayout
 
 #: Query heads, KV heads, dimensions.

@@ -33,9 +33,9 @@ from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
+from penstock.generation.drafting.earlier_texts import Shared
+from penstock.generation.drafting.repeated_text import Continuation, RepeatedText
 from penstock.generation.drafting.speculation import Speculation
-from penstock.generation.drafting.texts.earlier_texts import Shared
-from penstock.generation.drafting.texts.repeated_text import Continuation, RepeatedText
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence
 from penstock.measure import measure_hardware

@@ -25,11 +25,11 @@ import statistics
 import time
 from pathlib import Path
 
+from penstock.cache.disk.kv_store import KVStore
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.kv_disk.tiers_observer import TiersObserver
-from penstock.memory.kv_disk.kv_store import KVStore
 from penstock.text.tokenizer import NoText
 from penstock_server.settings.values import parse_bytes
 

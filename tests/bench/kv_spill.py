@@ -19,12 +19,12 @@ from pathlib import Path
 
 import torch
 
+from penstock.cache.spill.spilled_cache import SpilledKVCache
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.measure import measure_hardware
 from penstock.memory.direct_io import aligned_buffer
-from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.metrics import StepStats
 from penstock.text.tokenizer import NoText
 from penstock_server.settings.values import parse_bytes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.cache.disk.kv_store import KVStore
 from penstock.engine import Engine
 from penstock.kv_disk.tiers_observer import TiersObserver
 from penstock.kv_events.publisher import Publisher
-from penstock.memory.kv_disk.kv_store import KVStore
 from penstock.nodes.piped_executor import PipedExecutor
 
 

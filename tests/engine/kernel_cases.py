@@ -17,7 +17,7 @@ from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cuda.launcher import CudaLauncher
 from penstock.kernels.cuda.nvrtc import compile_kernels
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
-from penstock.kernels.kv.int8 import quantize_kv
+from penstock.kernels.int8_kv import quantize_kv
 from penstock.kernels.operands import AttentionSpec, BatchLayout, DistanceBias, LayerKV, QuantizedTensor
 from penstock.kernels.planes_tensor import PlanesTensor
 from penstock.spec import FLOAT16, FLOAT32, INT8, LATENT_FLOAT16, LATENT_FLOAT32, SCALE_BYTES

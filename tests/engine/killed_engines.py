@@ -21,12 +21,12 @@ from pathlib import Path
 from engine_features import disk_of
 from tiny_models import VOCAB_SIZE, build
 
+from penstock.cache.disk.kv_folder import summaries
+from penstock.cache.disk.shelf import Shelf
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
-from penstock.memory.kv_disk.kv_folder import summaries
-from penstock.memory.kv_disk.shelf import Shelf
 from penstock.memory.pages import PAGE
 from penstock.text.tokenizer import NoText
 from warm_python import WarmProcess

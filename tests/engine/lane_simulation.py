@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.memory.planning.experts.expert_lanes import ExpertRates
+from penstock.memory.planning.expert_lanes import ExpertRates
 from penstock.memory.planning.product_split import SplitStep
 
 

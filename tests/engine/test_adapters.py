@@ -27,9 +27,9 @@ from penstock.engine import Engine
 from penstock.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModel, WrongTensor
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
-from penstock.kernels.adapters.low_rank import LowRank, LowRankPart, PlainLowRank
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
+from penstock.kernels.low_rank import LowRank, LowRankPart, PlainLowRank
 from penstock.memory.hardware import DeviceProfile, HardwareProfile
 from penstock.memory.planning.planner import plan_memory
 from penstock.model.footprint import footprint

@@ -27,7 +27,7 @@ from test_kv_spill_beside_a_card import (
 from tiny_models import build
 from torch import Tensor
 
-from penstock.generation.caches import layer_caches
+from penstock.generation import layer_caches
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.kernels.cpu_builds import compiled_builds, load_library
 from penstock.kernels.cuda.attention import MAX_PARTIAL_BYTES, SPLIT_KEYS
@@ -37,11 +37,10 @@ from penstock.kernels.operands import AttentionSpec, BatchLayout, RamSplits
 from penstock.kernels.shared import attended
 from penstock.kernels.shared.attended import HandedAttention
 from penstock.kernels.shared.crossing import FLOAT_BYTES, HEAD_BYTES, ROUND_FLOATS
-from penstock.memory.handover.cuda_handover import CROSSING_BYTES
-from penstock.memory.inlet.cuda_inlet import CudaInlet
-from penstock.memory.kv_spill import splits_in_ram
-from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, SpilledKeys, ram_share
-from penstock.memory.planning import planner, two_lanes
+from penstock.memory.cuda_handover import CROSSING_BYTES
+from penstock.memory.cuda_inlet import CudaInlet
+from penstock.memory.planning import planner, splits_in_ram, two_lanes
+from penstock.memory.planning.splits_in_ram import AttendsInRam, SpilledKeys, ram_share
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to run the CUDA sources with")
 

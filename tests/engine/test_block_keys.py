@@ -6,8 +6,8 @@ import hashlib
 import random
 import struct
 
+from penstock.generation.blocks.block_keys import full_key, tail_key
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.scheduling.block_keys import full_key, tail_key
 from penstock.generation.sequence import Sequence
 
 SIZE = 16

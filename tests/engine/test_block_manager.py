@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.generation.blocks.block_manager import BlockManager
+from penstock.generation.blocks.state_pool import StatePool
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.sequence_group import SequenceGroup
-from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
 
 BLOCK_SIZE = 16

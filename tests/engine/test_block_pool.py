@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.generation.scheduling.block_pool import BlockPool
+from penstock.generation.blocks.block_pool import BlockPool
 
 
 def test_the_least_recently_used_block_is_taken_first_and_one_without_a_key_before_it() -> None:

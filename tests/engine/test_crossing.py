@@ -26,7 +26,7 @@ from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.int4_tensor import StackedMatrix
 from penstock.kernels.shared import crossing, handed_product
 from penstock.kernels.shared.crossing import HEAD_BYTES, MAX_HANDED, open_crossing
-from penstock.memory.handover.cuda_handover import CROSSING_BYTES
+from penstock.memory.cuda_handover import CROSSING_BYTES
 from penstock.memory.lane import find_lane
 from penstock.weights.formats.weight_format import Int8
 

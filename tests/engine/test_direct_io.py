@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.cache.disk.shelf import Shelf
 from penstock.errors import CorruptFile
 from penstock.memory import direct_io
 from penstock.memory.direct_io import (
@@ -25,7 +26,6 @@ from penstock.memory.direct_io import (
     aligned_buffer,
     round_up,
 )
-from penstock.memory.kv_disk.shelf import Shelf
 from penstock.memory.reads import patient, queued_reads
 from penstock.memory.reads.queued_reads import QueuedReads
 from penstock.weights.checkpoints.open_files import OpenFiles

@@ -17,8 +17,8 @@ from penstock.generation.drafting.expectation import (
     expected,
 )
 from penstock.generation.drafting.guesses import Guesses
+from penstock.generation.drafting.recycled_tokens import RecycledTokens
 from penstock.generation.drafting.state_paths import StatePaths
-from penstock.generation.drafting.texts.recycled_tokens import RecycledTokens
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence
 

@@ -14,14 +14,14 @@ from penstock.config import EngineConfig
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cards import find_card
 from penstock.memory.planning.cost import predict_step
-from penstock.memory.planning.experts.expert_lanes import (
+from penstock.memory.planning.expert_lanes import (
     MOST_TOKENS,
     ExpertLoad,
     ExpertRates,
     expert_rates,
 )
-from penstock.memory.planning.experts.planned_lanes import planned_lanes
 from penstock.memory.planning.plan import HANDOVER_BYTES
+from penstock.memory.planning.planned_lanes import planned_lanes
 from penstock.memory.planning.planner import plan_memory
 from penstock.memory.planning.popularity import usual_weights
 from penstock.memory.planning.step_work import StepLoad

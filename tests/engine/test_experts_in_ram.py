@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.errors import CorruptFile
 from penstock.memory.pages import PAGE
-from penstock.memory.planning.experts.expert_lanes import ExpertRates
+from penstock.memory.planning.expert_lanes import ExpertRates
 from penstock.weights.tiers.demand_tier import DemandTier
 from penstock.weights.tiers.experts_in_ram import ExpertsInRam
 from penstock.weights.tiers.readers import LinkReader

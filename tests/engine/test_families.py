@@ -39,21 +39,21 @@ from tiny_models import (
 from torch import Tensor
 from units import host_streamer, read_layer
 
+from penstock.cache.kv_cache import KVCache
 from penstock.config import EngineConfig
 from penstock.cpm.ant import CPMAnt
 from penstock.errors import ConfigError, UnsupportedModel
+from penstock.generation.blocks.block_manager import BlockManager
+from penstock.generation.blocks.draft_blocks import DraftBlocks
+from penstock.generation.blocks.state_pool import StatePool
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.executor import Executor
 from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
-from penstock.generation.scheduling.block_manager import BlockManager
-from penstock.generation.scheduling.draft_blocks import DraftBlocks
-from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
 from penstock.kernels import AttentionSpec, BatchLayout, Kernels, LayerKV, choose_kernels, use_processor
 from penstock.kernels.reference import ReferenceKernels
-from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.model.encoder_decoder import EncoderDecoder
 from penstock.model.family import Family

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
-from penstock.kernels.kv.int8 import quantize_kv
+from penstock.kernels.int8_kv import quantize_kv
 from penstock.kernels.operands import AttentionSpec, LayerKV
 from penstock.kernels.reference import ReferenceKernels
 from penstock.spec import FLOAT16, FLOAT32, INT8

@@ -9,10 +9,10 @@ import pytest
 from penstock.config import EngineConfig, ShareMode
 from penstock.errors import CapacityError, ConfigError
 from penstock.memory.hardware import DeviceProfile, DiskProfile, HardwareProfile
-from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, SpilledKeys
 from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.plan import HANDOVER_BYTES
 from penstock.memory.planning.planner import plan_memory
+from penstock.memory.planning.splits_in_ram import AttendsInRam, SpilledKeys
 from penstock.memory.planning.step_work import StepLoad
 from penstock.model.footprint import footprint
 from penstock.model.known_shapes import find_shape

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from penstock.cache.kv_cache import KVCache
 from penstock.errors import CapacityError
-from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool
 from penstock.spec import FLOAT16, ModelSpec
 

@@ -17,6 +17,7 @@ from engine_features import disk_of
 from test_convert import Ids
 from tiny_models import VOCAB_SIZE, build
 
+from penstock.cache.disk.shelf import BLOCKS, Shelf
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import ConfigError
@@ -24,7 +25,6 @@ from penstock.generation.requests.generation_request import GenerationRequest, S
 from penstock.kernels import ForwardingKernels
 from penstock.kernels.int_mm import TorchKernels
 from penstock.kv_disk.fingerprint import description
-from penstock.memory.kv_disk.shelf import BLOCKS, Shelf
 
 PLAIN = EngineConfig(max_model_len=192, max_num_batched_tokens=64, enable_prefix_caching=False)
 PARAMS = SamplingParams(temperature=0.8, seed=1, max_tokens=9, ignore_eos=True, logprobs=2)

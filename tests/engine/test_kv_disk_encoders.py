@@ -13,10 +13,10 @@ from engine_features import disk_of
 from test_convert import Ids
 from test_kv_disk import BLOCK_SIZE, PARAMS, PLAIN, answers, kept, num_read, prompts
 
+from penstock.cache.disk.shelf import BLOCKS
 from penstock.engine import Engine
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.scheduler import Scheduler
-from penstock.memory.kv_disk.shelf import BLOCKS
 
 #: Tokens of inputs; none ends with a block.
 LENGTHS = (70, 20)

@@ -13,14 +13,14 @@ from test_convert import Ids
 from test_kv_disk import BLOCK_SIZE, PARAMS, PLAIN, answers, kept, prompts
 from tiny_models import build
 
+from penstock.cache.disk.kv_folder import summaries
+from penstock.cache.disk.record import unpack_all
+from penstock.cache.disk.shelf import BLOCKS, INDEX, read_extent_bytes
+from penstock.cache.disk.state_pieces import StatePieces
+from penstock.cache.kv_cache import KVCache
 from penstock.engine import Engine
 from penstock.errors import ConfigError
 from penstock.generation.requests.generation_request import GenerationRequest
-from penstock.memory.kv_cache import KVCache
-from penstock.memory.kv_disk.kv_folder import summaries
-from penstock.memory.kv_disk.record import unpack_all
-from penstock.memory.kv_disk.shelf import BLOCKS, INDEX, read_extent_bytes
-from penstock.memory.kv_disk.state_pieces import StatePieces
 from penstock.memory.pages import PAGE
 
 

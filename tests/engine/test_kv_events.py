@@ -28,8 +28,8 @@ from penstock.async_engine import AsyncEngine
 from penstock.config import EngineConfig, KVEventsConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError
+from penstock.generation.blocks.block_log import AllCleared, BlockLog, BlocksRemoved, BlocksStored
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.scheduling.events.block_log import AllCleared, BlockLog, BlocksRemoved, BlocksStored
 from penstock.kv_events.publisher import END, Publisher
 
 SIZE = 16

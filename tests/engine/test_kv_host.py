@@ -18,15 +18,15 @@ from test_convert import Ids
 from tiny_models import VOCAB_SIZE, build
 
 from penstock import goes_with
+from penstock.cache.disk.kv_store import NUM_BUFFERS, KVStore
+from penstock.cache.disk.record import NO_KEY
+from penstock.cache.host.host_shelf import HostShelf
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.goes_with import REFUSALS, Feature
 from penstock.memory.hardware import DeviceProfile, HardwareProfile
-from penstock.memory.kv_disk.kv_store import NUM_BUFFERS, KVStore
-from penstock.memory.kv_disk.record import NO_KEY
-from penstock.memory.kv_host.host_shelf import HostShelf
 from penstock.memory.planning.planner import plan_memory
 from penstock.model.footprint import footprint
 from penstock.model.known_shapes import find_shape

@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from killed_engines import kill_some
 
+from penstock.cache.disk.block_order import BlockOrder
+from penstock.cache.disk.kv_folder import KVFolder, shrink, summaries
+from penstock.cache.disk.record import NO_KEY, RECORD_BYTES, Record, pack, unpack_all
+from penstock.cache.disk.shelf import BLOCKS, INDEX, Shelf
 from penstock.errors import ConfigError
-from penstock.memory.kv_disk.block_order import BlockOrder
-from penstock.memory.kv_disk.kv_folder import KVFolder, shrink, summaries
-from penstock.memory.kv_disk.record import NO_KEY, RECORD_BYTES, Record, pack, unpack_all
-from penstock.memory.kv_disk.shelf import BLOCKS, INDEX, Shelf
 from penstock.memory.pages import PAGE
 from penstock.weights.checkpoints.kept_checksums import KeptChecksums, Unwanted
 

@@ -20,17 +20,17 @@ from test_convert import Ids
 from tiny_models import VOCAB_SIZE, build
 from torch import Tensor
 
+from penstock.cache.spill import spill_file
+from penstock.cache.spill.runs import runs
+from penstock.cache.spill.spill_file import SpillFile
+from penstock.cache.spill.spilled_cache import SpilledKVCache, finish
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError, CorruptFile, StepFailed
+from penstock.generation import layer_caches
 from penstock.generation.beam_search import BeamParams
-from penstock.generation.caches import layer_caches
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.memory.direct_io import aligned_buffer
-from penstock.memory.kv_spill import spill_file
-from penstock.memory.kv_spill.runs import runs
-from penstock.memory.kv_spill.spill_file import SpillFile
-from penstock.memory.kv_spill.spilled_cache import SpilledKVCache, finish
 from penstock.memory.pages import PAGE
 from penstock.memory.planning.cost import StepPrediction
 from penstock.memory.planning.step_work import StepLoad

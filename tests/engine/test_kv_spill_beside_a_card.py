@@ -22,13 +22,13 @@ from tiny_models import VOCAB_SIZE, build
 from torch import Tensor
 
 from penstock import goes_with
+from penstock.cache.spill.link_turns import LinkTurns
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.errors import CapacityError, ConfigError
 from penstock.generation.beam_search import BeamParams
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.goes_with import REFUSALS, Feature
-from penstock.memory.kv_spill.link_turns import LinkTurns
 from penstock.weights.layer_weights import LayerWeights
 
 on_a_card = pytest.mark.skipif(missing() is not None, reason=str(missing()))

@@ -15,17 +15,17 @@ from engine_features import disk_of, stores_of
 from test_convert import Ids
 from tiny_models import VOCAB_SIZE, build
 
+from penstock.cache.disk import kv_store
+from penstock.cache.disk.kv_store import KVStore
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.generation.beam_search import BeamParams
+from penstock.generation.blocks.block_manager import BlockManager
+from penstock.generation.blocks.departures import spared_s
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduling.admission import Admission
-from penstock.generation.scheduling.block_manager import BlockManager
-from penstock.generation.scheduling.moving.departures import spared_s
 from penstock.generation.scheduling.rope_lengths import RopeLengths
 from penstock.generation.sequence import FinishReason, Sequence
-from penstock.memory.kv_disk import kv_store
-from penstock.memory.kv_disk.kv_store import KVStore
 
 BLOCK_SIZE = 16
 WIDE = EngineConfig(max_model_len=128, max_num_batched_tokens=40, max_num_seqs=8)

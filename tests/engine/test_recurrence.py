@@ -11,8 +11,8 @@ from emulated_cuda import COMPILER, EmulatedLauncher
 from kernel_cases import close
 from torch import Tensor
 
+from penstock.generation.blocks.state_pool import StatePool
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
-from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
 from penstock.kernels import BatchLayout, Kernels, StateSlots
 from penstock.kernels.cpu import NativeKernels

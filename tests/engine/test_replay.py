@@ -27,10 +27,10 @@ from penstock.drafters.draft_model import NUM_STATES, DraftModel
 from penstock.engine import Completion, Engine
 from penstock.errors import CorruptFile, StepFailed
 from penstock.generation.beam_search import BeamParams
+from penstock.generation.blocks.guess_rows import GuessRows
 from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
-from penstock.generation.scheduling.states.guess_rows import GuessRows
 from penstock.generation.sequence import Sequence
 from penstock.state_layout import GuessRoom
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.generation.blocks.block_manager import BlockManager
 from penstock.generation.chosen import NOTHING, Chosen, SampledToken
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
-from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.sequence import FinishReason, Sequence
 from penstock.spec import RopeSpec

@@ -26,11 +26,11 @@ from penstock.kernels.shared.crossing import Crossing
 from penstock.kernels.shared.shared_experts import Product, SharedExperts
 from penstock.kernels.shared.shared_kernels import SharedKernels
 from penstock.kernels.shared.split_matrix import SplitMatrix
-from penstock.memory.handover.cuda_handover import CudaHandover
+from penstock.memory.cuda_handover import CudaHandover
 from penstock.memory.hardware import DeviceProfile, DiskProfile, HardwareProfile, capacities
+from penstock.memory.planning import expert_plan
 from penstock.memory.planning import plan as plans
-from penstock.memory.planning.experts import expert_plan
-from penstock.memory.planning.experts.expert_lanes import Choice, ExpertLoad, ExpertRates
+from penstock.memory.planning.expert_lanes import Choice, ExpertLoad, ExpertRates
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.weights.tiers.demand_tier import Group
 from penstock.weights.tiers.experts_in_ram import ExpertsInRam

@@ -17,8 +17,8 @@ from penstock.kernels.shared.shared_experts import SharedExperts
 from penstock.kernels.shared.shared_kernels import SharedKernels
 from penstock.kernels.shared.split_matrix import SplitMatrix
 from penstock.memory.hardware import DeviceProfile, HardwareProfile, capacities
+from penstock.memory.planning import expert_plan
 from penstock.memory.planning import plan as plans
-from penstock.memory.planning.experts import expert_plan
 from penstock.weights.layer_weights import LayerWeights
 
 GIB = 1 << 30

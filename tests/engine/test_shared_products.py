@@ -24,7 +24,7 @@ from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.shared.crossing import Crossing
 from penstock.kernels.shared.shared_kernels import SharedKernels
 from penstock.kernels.shared.split_matrix import SplitMatrix
-from penstock.memory.handover.cuda_handover import CudaHandover
+from penstock.memory.cuda_handover import CudaHandover
 from penstock.memory.hardware import DeviceProfile, HardwareProfile, capacities
 from penstock.memory.lane import find_lane
 from penstock.weights.checkpoints.int4_form import Int4Form

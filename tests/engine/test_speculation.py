@@ -25,9 +25,9 @@ from penstock.generation.drafting.acceptance import (
 from penstock.generation.drafting.draft_tree import NO_GUESSES, DraftTree
 from penstock.generation.drafting.drafter import NO_DRAFTS
 from penstock.generation.drafting.guesses import Guesses
+from penstock.generation.drafting.recycled_tokens import RecycledTokens
+from penstock.generation.drafting.repeated_text import RepeatedText
 from penstock.generation.drafting.speculation import Speculation
-from penstock.generation.drafting.texts.recycled_tokens import RecycledTokens
-from penstock.generation.drafting.texts.repeated_text import RepeatedText
 from penstock.generation.drafting.trial import Trial, TriedStep
 from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.generation.sequence import Sequence

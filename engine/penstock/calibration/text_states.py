@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from penstock.cache.kv_cache import kv_views
 from penstock.calibration.listening_kernels import ListeningKernels
 from penstock.kernels import BatchLayout, LayerKV
-from penstock.memory.kv_cache import kv_views
 from penstock.model.registry import OpenModel
 from penstock.spec import RopeSpec
 from penstock.weights.layer_weights import LayerWeights

@@ -20,6 +20,8 @@ from penstock.config import EngineConfig
 from penstock.drafters.memory_beside import card_bytes, config_beside, machine_beside, plan_beside
 from penstock.drafters.vocabularies import check_tokens
 from penstock.errors import CapacityError, MemoryName
+from penstock.generation.blocks.block_manager import BlockManager
+from penstock.generation.blocks.state_pool import StatePool
 from penstock.generation.drafting.asking import Place
 from penstock.generation.drafting.expectation import Assumed, assumed_model
 from penstock.generation.drafting.fork_limit import ForkLimit
@@ -27,9 +29,7 @@ from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.requests.generation_request import SamplingParams
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
-from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.rope_lengths import RopeLengths
-from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
 from penstock.goes_with import Feature, check_together
 from penstock.loader import LoadedModel, PlannedModel, begin_reading, begin_tokenizer, open_folder

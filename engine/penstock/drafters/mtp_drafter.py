@@ -20,13 +20,13 @@ from torch import Tensor
 
 from penstock.drafters.heard_states import HeardStates
 from penstock.drafters.memory_beside import card_bytes
+from penstock.generation.blocks.block_manager import BlockManager
 from penstock.generation.drafting.asking import Place
 from penstock.generation.drafting.expectation import Assumed, assumed_head
 from penstock.generation.drafting.fork_limit import ForkLimit
 from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
-from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.sequence import Sequence
 from penstock.loader import LoadedModel, Model
 from penstock.memory.planning.plan import MemoryPlan

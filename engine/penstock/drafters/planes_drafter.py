@@ -18,13 +18,13 @@ import torch
 
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError, MemoryName
+from penstock.generation.blocks.block_manager import BlockManager
 from penstock.generation.drafting.asking import Place
 from penstock.generation.drafting.expectation import Assumed, assumed_planes
 from penstock.generation.drafting.fork_limit import ForkLimit
 from penstock.generation.model_inputs import ModelInputs
 from penstock.generation.sampler import Sampler
 from penstock.generation.scheduling.batch import Batch, ScheduledSequence
-from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.sequence import Sequence
 from penstock.loader import Model
 from penstock.memory.planning.cost import Predict

@@ -10,14 +10,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.generation.caches.layer_caches import KVSweep, layer_caches
+from penstock.cache.kv_cache import KVCache
+from penstock.cache.spill.spilled_cache import SpilledKVCache
+from penstock.generation.layer_caches import KVSweep, layer_caches
 from penstock.generation.model_inputs import EncodedInputs, ModelInputs
 from penstock.kernels import BatchLayout
-from penstock.memory.inlet.plain_inlet import PlainInlet
-from penstock.memory.kv_cache import KVCache
-from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
-from penstock.memory.kv_spill.splits_in_ram import AttendsInRam
 from penstock.memory.lane import Inlet
+from penstock.memory.plain_inlet import PlainInlet
+from penstock.memory.planning.splits_in_ram import AttendsInRam
 from penstock.model.family import Family
 from penstock.weights.layer_weights import LayerWeights
 

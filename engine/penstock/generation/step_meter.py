@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as List
 from typing import NamedTuple
 
-from penstock.generation.caches.ram_attention import Past
 from penstock.generation.chosen import Chosen
+from penstock.generation.ram_attention import Past
 from penstock.generation.requests.request import RequestOutput
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.step_observer import StepObserver
-from penstock.memory.kv_spill.splits_in_ram import NOTHING_SPILLED, SpilledKeys
 from penstock.memory.planning.cost import UNKNOWN, MeasuredSteps, Predict
 from penstock.memory.planning.expert_demand import ExpertDemand
 from penstock.memory.planning.plan import MemoryPlan
+from penstock.memory.planning.splits_in_ram import NOTHING_SPILLED, SpilledKeys
 from penstock.memory.planning.step_work import StepLoad
 from penstock.metrics import EngineMetrics, KVSpillStats, StepStats
 from penstock.weights.streamer import LayerStreamer

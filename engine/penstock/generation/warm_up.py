@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from penstock.cache.kv_cache import KVCache
 from penstock.config import EngineConfig
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.executor import Executor
@@ -25,7 +26,6 @@ from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence
 from penstock.kernels import ForwardingKernels, Matrix, RouterFunction
 from penstock.kernels.scratch import allocated
-from penstock.memory.kv_cache import KVCache
 from penstock.memory.pools import MemoryPool, whole_lines
 from penstock.model.family import Family
 from penstock.spec import KVLayout, ModelSpec

@@ -12,7 +12,6 @@ from penstock.config import EngineConfig, KernelChoice
 from penstock.errors import ConfigError
 from penstock.kernel_tuning import KernelTuning
 from penstock.kernels import cpu_builds, tuning
-from penstock.kernels.adapters.low_rank import LowRank, LowRankPart
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import compiled_builds
 from penstock.kernels.experts import (
@@ -24,6 +23,7 @@ from penstock.kernels.experts import (
     settle_all,
 )
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
+from penstock.kernels.low_rank import LowRank, LowRankPart
 from penstock.kernels.mixture.routing import Routed, Router, Routing
 from penstock.kernels.operands import (
     ActivationFunction,

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from penstock.config import COMPUTED_GROUP_SIZES
 from penstock.kernels import reference
-from penstock.kernels.adapters.native import NativeLowRank
+from penstock.kernels.clamp_notice import ClampNotice
 from penstock.kernels.cpu_builds import load_library
 from penstock.kernels.expert_records import MatrixRecord, padded_rows, token_bytes
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import CODEBOOK_BYTES, Int4Tensor, StackedMatrix
-from penstock.kernels.kv.clamped import ClampNotice
 from penstock.kernels.mixture.native import NativeExperts, UncomputedExperts
 from penstock.kernels.mixture.routing import Routed, Router, Routing
+from penstock.kernels.native_low_rank import NativeLowRank
 from penstock.kernels.operands import (
     KV_CODES,
     MAX_IN_FEATURES,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from penstock.config import KernelChoice
 from penstock.errors import ConfigError
-from penstock.kernels.adapters.low_rank import LowRankKernels
 from penstock.kernels.experts import ExpertKernels
+from penstock.kernels.low_rank import LowRankKernels
 from penstock.kernels.mixture.routing import Routed, Router, Routing, plain_route
 from penstock.kernels.operands import (
     ActivationFunction,

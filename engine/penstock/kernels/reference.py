@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from penstock.config import COMPUTED_GROUP_SIZES, KernelChoice
-from penstock.kernels.adapters.low_rank import PlainLowRank
+from penstock.kernels.clamp_notice import ClampNotice
 from penstock.kernels.experts import ExpertCalls, PlainExperts
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
-from penstock.kernels.kv.clamped import ClampNotice
-from penstock.kernels.kv.int8 import quantize_kv
+from penstock.kernels.int8_kv import quantize_kv
+from penstock.kernels.low_rank import PlainLowRank
 from penstock.kernels.mixture.routing import Routed, Router, Routing, plain_route
 from penstock.kernels.operands import (
     KV_CODES,

@@ -27,8 +27,13 @@ from penstock.loader import Model
 #: Sources that decide the bits of keys and values: everything in these folders and files of the package.
 COMPUTING = (
     *("kernels", "model", "weights", "spec.py", "state_layout.py"),
-    *("generation/executor.py", "generation/caches", "generation/model_inputs.py"),
-    *("memory/kv_cache.py", "memory/kv_spill/spilled_cache.py"),
+    *(
+        "generation/executor.py",
+        "generation/layer_caches.py",
+        "generation/ram_attention.py",
+        "generation/model_inputs.py",
+    ),
+    *("cache/kv_cache.py", "cache/spill/spilled_cache.py"),
 )
 
 

@@ -12,20 +12,20 @@ from pathlib import Path
 
 from torch import Tensor
 
+from penstock.cache.disk.block_shelf import Tier
+from penstock.cache.disk.kv_folder import KVFolder, usable
+from penstock.cache.disk.kv_store import KVStore
+from penstock.cache.disk.shelf import Shelf
+from penstock.cache.disk.state_pieces import StatePieces
+from penstock.cache.host.host_shelf import HostShelf
+from penstock.cache.host.kv_tiers import KVTiers
+from penstock.cache.host.through_host import ThroughHost
+from penstock.cache.kv_cache import BlockCache, KVCache
 from penstock.config import ResolvedConfig
 from penstock.errors import ConfigError
 from penstock.kv_disk.fingerprint import description
 from penstock.loader import Model
 from penstock.memory.hardware import DiskProfile
-from penstock.memory.kv_cache import BlockCache, KVCache
-from penstock.memory.kv_disk.block_shelf import Tier
-from penstock.memory.kv_disk.kv_folder import KVFolder, usable
-from penstock.memory.kv_disk.kv_store import KVStore
-from penstock.memory.kv_disk.shelf import Shelf
-from penstock.memory.kv_disk.state_pieces import StatePieces
-from penstock.memory.kv_host.host_shelf import HostShelf
-from penstock.memory.kv_host.kv_tiers import KVTiers
-from penstock.memory.kv_host.through_host import ThroughHost
 from penstock.memory.lane import Memory
 from penstock.memory.pages import round_up
 from penstock.memory.planning.plan import MemoryPlan

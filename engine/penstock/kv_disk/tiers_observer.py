@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.cache.host.kv_tiers import KVTiers
 from penstock.generation.step_observer import StepObserver
-from penstock.memory.kv_host.kv_tiers import KVTiers
 
 
 class TiersObserver(StepObserver):

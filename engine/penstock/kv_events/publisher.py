@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from penstock.config import KVEventsConfig
 from penstock.errors import ConfigError
-from penstock.generation.scheduling.events.block_log import BlockEvent, BlockLog
+from penstock.generation.blocks.block_log import BlockEvent, BlockLog
 from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.step_observer import StepObserver
 from penstock.kv_events import wire

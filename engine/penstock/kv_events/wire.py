@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.generation.scheduling.events.block_log import (
+from penstock.generation.blocks.block_log import (
     AllCleared,
     BlockEvent,
     BlocksRemoved,

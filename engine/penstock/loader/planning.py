@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from penstock.cache.disk.kv_store import NUM_BUFFERS
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError
 from penstock.generation.warm_up import ZeroProducts, largest_step, measure_activations
@@ -21,7 +22,6 @@ from penstock.memory.hardware import (
     HardwareProfile,
     capacities,
 )
-from penstock.memory.kv_disk.kv_store import NUM_BUFFERS
 from penstock.memory.lane import Lane
 from penstock.memory.pages import round_up
 from penstock.memory.planning.kv_blocks import USUAL_TOKENS, context

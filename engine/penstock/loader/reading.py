@@ -10,18 +10,18 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.cache.kv_cache import KVCache
+from penstock.cache.spill.spilled_cache import SpilledKVCache
 from penstock.config import INT8_ACTIVATIONS_COST, EngineConfig, ResolvedConfig
 from penstock.errors import CapacityError
 from penstock.generation.executor import Executor
 from penstock.kernels import Kernels
 from penstock.loader.parts import LoadedModel, Model, PlannedModel, SharedEnds
+from penstock.loader.planned_cache import planned_cache
 from penstock.loader.planning import room_for, uses_of
 from penstock.memory.direct_io import DEFAULT_DEPTH, DirectReader
-from penstock.memory.kv_cache import KVCache
-from penstock.memory.kv_spill.planned_cache import planned_cache
-from penstock.memory.kv_spill.spilled_cache import SpilledKVCache
 from penstock.memory.planning.cost import Predict, predict_step
-from penstock.memory.planning.experts.expert_lanes import expert_rates
+from penstock.memory.planning.expert_lanes import expert_rates
 from penstock.memory.planning.kv_blocks import check_context
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
 from penstock.model.family import Family

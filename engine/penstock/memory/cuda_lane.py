@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CapacityError
+from penstock.memory.cuda_handover import CudaHandover
+from penstock.memory.cuda_inlet import CudaInlet, open_inlet
 from penstock.memory.direct_io import aligned_buffer
-from penstock.memory.handover.cuda_handover import CudaHandover
 from penstock.memory.hardware import DeviceProfile, HardwareProfile, pinnable_bytes
-from penstock.memory.inlet.cuda_inlet import CudaInlet, open_inlet
-from penstock.memory.inlet.plain_inlet import PlainInlet
+from penstock.memory.plain_inlet import PlainInlet
 from penstock.memory.planning.plan import HANDOVER_BYTES, INLET_BYTES
 from penstock.metrics import Traffic
 

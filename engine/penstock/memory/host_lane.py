@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from penstock.memory.direct_io import PopulatedAhead, aligned_buffer
-from penstock.memory.handover.host_handover import HostHandover
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.inlet.plain_inlet import PlainInlet
+from penstock.memory.host_handover import HostHandover
+from penstock.memory.plain_inlet import PlainInlet
 from penstock.memory.spare_memory import SpareMemory
 from penstock.metrics import Traffic
 

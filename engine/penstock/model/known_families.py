@@ -111,15 +111,15 @@ FAMILIES = {
 }
 #: Architectures of encoders, which have a vector or a score for a text.
 ENCODERS = {
-    "BertModel": "model.families.encoders.bert:BERT",
-    "BertForSequenceClassification": "model.families.encoders.bert:BERT",
-    "BertForMaskedLM": "model.families.encoders.bert:BERT",
-    "XLMRobertaModel": "model.families.encoders.bert:RoBERTa",
-    "XLMRobertaForSequenceClassification": "model.families.encoders.bert:RoBERTa",
-    "XLMRobertaForMaskedLM": "model.families.encoders.bert:RoBERTa",
-    "RobertaModel": "model.families.encoders.bert:RoBERTa",
-    "RobertaForSequenceClassification": "model.families.encoders.bert:RoBERTa",
-    "RobertaForMaskedLM": "model.families.encoders.bert:RoBERTa",
+    "BertModel": "model.families.bert:BERT",
+    "BertForSequenceClassification": "model.families.bert:BERT",
+    "BertForMaskedLM": "model.families.bert:BERT",
+    "XLMRobertaModel": "model.families.bert:RoBERTa",
+    "XLMRobertaForSequenceClassification": "model.families.bert:RoBERTa",
+    "XLMRobertaForMaskedLM": "model.families.bert:RoBERTa",
+    "RobertaModel": "model.families.bert:RoBERTa",
+    "RobertaForSequenceClassification": "model.families.bert:RoBERTa",
+    "RobertaForMaskedLM": "model.families.bert:RoBERTa",
 }
 #: The family of models that no other family computes.
 THROUGH_TRANSFORMERS = "model.through_transformers.family:ThroughTransformers"

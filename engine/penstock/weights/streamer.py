@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.memory.lane import Lane
-from penstock.memory.planning.experts.expert_lanes import ExpertRates
+from penstock.memory.planning.expert_lanes import ExpertRates
 from penstock.memory.planning.plan import TierPlan
 from penstock.spec import DECODER, UnitKey
 from penstock.weights.expert_lender import ExpertLender

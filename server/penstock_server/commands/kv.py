@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from penstock.cache.disk.kv_folder import ShelfSummary, shrink, summaries
+from penstock.cache.disk.shelf import Shelf
 from penstock.errors import ConfigError
-from penstock.memory.kv_disk.kv_folder import ShelfSummary, shrink, summaries
-from penstock.memory.kv_disk.shelf import Shelf
 from penstock.memory.planning.plan import gib
 
 Action = Literal["list", "verify", "prune"]

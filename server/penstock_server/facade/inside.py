@@ -13,11 +13,11 @@ from dataclasses import replace
 from functools import partial
 
 from penstock import Engine, EngineConfig, GenerationRequest, SamplingParams, WeightFacts
+from penstock.generation.blocks.block_manager import BlockManager
+from penstock.generation.blocks.state_pool import StatePool
 from penstock.generation.chosen import NOTHING
 from penstock.generation.drafting.state_paths import StatePaths
-from penstock.generation.scheduling.block_manager import BlockManager
 from penstock.generation.scheduling.scheduler import Scheduler
-from penstock.generation.scheduling.states.state_pool import StatePool
 from penstock.generation.sequence import Sequence
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import StepPrediction, predict_step

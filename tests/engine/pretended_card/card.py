@@ -24,8 +24,8 @@ from compiled import compiled
 from torch import Tensor
 from torch.cuda import _sanitizer
 
+from penstock.memory.cuda_inlet import _Half
 from penstock.memory.direct_io import DirectReader
-from penstock.memory.inlet.cuda_inlet import _Half
 from penstock.weights.tiers.arrivals import Arrivals
 from pretended_card.driver import Driver
 from pretended_card.memory import CardMemory

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.cuda.launcher import CudaLauncher
+from penstock.memory.cuda_inlet import CudaInlet
 from penstock.memory.cuda_lane import CudaLane
 from penstock.memory.direct_io import DirectReader
-from penstock.memory.inlet.cuda_inlet import CudaInlet
 from pretended_card.card import PretendedCard
 from pretended_card.driver import Driver
 from pretended_card.streams import CurrentDevice, Event, Stream

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.memory.kv_disk.kv_folder import summaries
-from penstock.memory.kv_disk.piece_numbers import PieceNumbers
-from penstock.memory.kv_disk.record import NO_KEY
-from penstock.memory.kv_disk.shelf import BLOCKS, Shelf
+from penstock.cache.disk.kv_folder import summaries
+from penstock.cache.disk.piece_numbers import PieceNumbers
+from penstock.cache.disk.record import NO_KEY
+from penstock.cache.disk.shelf import BLOCKS, Shelf
 from penstock.memory.pages import PAGE
 from penstock_server import cli
 

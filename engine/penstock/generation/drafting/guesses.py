@@ -9,7 +9,7 @@ from collections.abc import Sequence as List
 from penstock.generation.drafting.acceptance import Acceptance, kind_of_match, kind_of_rank
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.drafting.fork_limit import ForkLimit
-from penstock.generation.drafting.texts.recycled_tokens import RecycledTokens
+from penstock.generation.drafting.recycled_tokens import RecycledTokens
 from penstock.generation.sequence import Sequence
 
 #: Most guesses of one sequence that are looked at by their likely followers.

@@ -29,10 +29,10 @@ from penstock.generation.drafting.asking import Asking, Guesser
 from penstock.generation.drafting.choice import Choice, PlainStep, choose
 from penstock.generation.drafting.draft_tree import DraftTree
 from penstock.generation.drafting.drafter import Drafter
+from penstock.generation.drafting.earlier_texts import EarlierTexts
 from penstock.generation.drafting.fork_limit import ForkLimit
 from penstock.generation.drafting.guesses import Guesses
-from penstock.generation.drafting.texts.earlier_texts import EarlierTexts
-from penstock.generation.drafting.texts.repeated_text import PAIR, RepeatedText
+from penstock.generation.drafting.repeated_text import PAIR, RepeatedText
 from penstock.generation.drafting.trial import Trial, TriedStep
 from penstock.generation.sequence import Sequence
 from penstock.metrics import StepStats

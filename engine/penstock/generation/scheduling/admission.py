@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 
-from penstock.generation.scheduling.block_manager import BlockManager
+from penstock.generation.blocks.block_manager import BlockManager
 from penstock.generation.scheduling.encoder_turns import EncoderTurns
 from penstock.generation.scheduling.fair_queue import FairQueue
 from penstock.generation.scheduling.rope_lengths import RopeLengths

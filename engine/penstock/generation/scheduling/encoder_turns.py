@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.generation.scheduling.block_manager import BlockManager
+from penstock.generation.blocks.block_manager import BlockManager
 from penstock.generation.sequence import Sequence
 
 

@@ -25,12 +25,12 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import replace
 
+from penstock.generation.blocks.block_manager import BlockManager
+from penstock.generation.blocks.draft_blocks import DraftBlocks
 from penstock.generation.chosen import Chosen
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
 from penstock.generation.scheduling.admission import Admission
 from penstock.generation.scheduling.batch import NOTHING_SCHEDULED, Batch, ScheduledSequence
-from penstock.generation.scheduling.block_manager import BlockManager
-from penstock.generation.scheduling.draft_blocks import DraftBlocks
 from penstock.generation.scheduling.fair_queue import OUTPUT_WEIGHT
 from penstock.generation.scheduling.rope_lengths import RopeLengths
 from penstock.generation.scheduling.step_limit import MIN_CHUNK, StepLimit

@@ -11,7 +11,7 @@ enum { SHARE_AHEAD = 2048 };
 enum { SHARE_ROWS = LANES == 16 ? 4 : 2, BLOCKS_OF_TASK = 8 };
 
 /* An adapter's A in float16 [blocks, in_features, SHARE_RANKS], a scale for each rank, and the places in `rows` of the
- * rows that have the adapter. kernels/adapters/native.py writes these numbers. */
+ * rows that have the adapter. kernels/native_low_rank.py writes these numbers. */
 typedef struct {
     int64_t a, scales, num_blocks, first, end;
 } low_rank_share;

@@ -9,7 +9,6 @@ from typing import cast
 from torch import Tensor
 
 from penstock.config import COMPUTED_GROUP_SIZES
-from penstock.kernels.adapters.low_rank import PlainLowRank
 from penstock.kernels.cuda.attention import CudaAttention
 from penstock.kernels.cuda.grouped import CudaGroupedLinear
 from penstock.kernels.cuda.launcher import OPEN, THREADS, Launcher, Prepared, ceil_div
@@ -18,6 +17,7 @@ from penstock.kernels.cuda.recurrence import CudaRecurrences
 from penstock.kernels.experts import PlainExperts
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.kernels.int4_tensor import Int4Tensor, StackedMatrix
+from penstock.kernels.low_rank import PlainLowRank
 from penstock.kernels.mixture.routing import Routed, Router, Routing, plain_route
 from penstock.kernels.operands import (
     ACTIVATION_CODES,

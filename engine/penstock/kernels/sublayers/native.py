@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.kernels.clamp_notice import ClampNotice
 from penstock.kernels.expert_records import padded_rows, scratch_bytes
 from penstock.kernels.experts import ExpertKernels, GatedExpert
-from penstock.kernels.kv.clamped import ClampNotice
 from penstock.kernels.mixture.routing import Routing
 from penstock.kernels.operands import BatchLayout, GatedFunction, LayerKV, address, gated_code
 from penstock.kernels.scratch import scratch

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.kernels.clamp_notice import ClampNotice
 from penstock.kernels.expert_records import token_scratch_bytes
-from penstock.kernels.kv.clamped import ClampNotice
 from penstock.kernels.mixture.routing import Routed, Routing
 from penstock.kernels.operands import BatchLayout, GatedFunction, address, gated_code
 from penstock.kernels.scratch import scratch

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from penstock.config import EngineConfig
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.expert_demand import NO_DEMAND, ExpertDemand
-from penstock.memory.planning.experts.expert_window import EXPERT_OVERHEAD_S, expert_window
+from penstock.memory.planning.expert_window import EXPERT_OVERHEAD_S, expert_window
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, multiply_s
 from penstock.memory.planning.split_cost import SplitWork, split_work

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from penstock.memory.kv_spill.splits_in_ram import AttendsInRam
+from penstock.memory.planning.splits_in_ram import AttendsInRam
 from penstock.state_layout import NO_ROOM, GuessRoom
 
 Home = Literal["device", "host", "disk"]

@@ -9,7 +9,6 @@ from dataclasses import replace
 from penstock.config import EngineConfig
 from penstock.goes_with import Feature, check_together
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.kv_spill.splits_in_ram import AttendsInRam, ram_share
 from penstock.memory.pages import round_up
 from penstock.memory.planning.budgets import Budgets
 from penstock.memory.planning.cost import Predictor
@@ -26,6 +25,7 @@ from penstock.memory.planning.plan import (
     plane_notes,
     resident_layers,
 )
+from penstock.memory.planning.splits_in_ram import AttendsInRam, ram_share
 from penstock.memory.planning.state_slots import StateSlots
 from penstock.memory.planning.two_lanes import with_processor
 from penstock.spec import ModelFootprint

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from penstock.config import EngineConfig
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.planning.experts.expert_window import ExpertWindow, expert_window
+from penstock.memory.planning.expert_window import ExpertWindow, expert_window
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.product_split import (
     SplitStep,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.expert_demand import ExpertDemand
-from penstock.memory.planning.experts.expert_window import ExpertWindow
+from penstock.memory.planning.expert_window import ExpertWindow
 from penstock.memory.planning.plan import LayerPlacement, MemoryPlan
 from penstock.memory.planning.split_cost import SplitWork
 from penstock.memory.planning.work import Work

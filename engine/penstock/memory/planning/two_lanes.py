@@ -6,12 +6,12 @@ from bisect import bisect_left
 from dataclasses import replace
 
 from penstock.errors import CapacityError
-from penstock.memory.kv_spill.splits_in_ram import SPLIT_KEYS, AttendsInRam, SpilledKeys
+from penstock.memory.planning import expert_plan
 from penstock.memory.planning import plan as plans
 from penstock.memory.planning.cost import Predictor
-from penstock.memory.planning.experts import expert_plan
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.shared_plan import MakePlan, may_share_products, product_note, split_plan
+from penstock.memory.planning.splits_in_ram import SPLIT_KEYS, AttendsInRam, SpilledKeys
 from penstock.memory.planning.step_work import StepLoad
 
 #: What has to be saved of a step, and what another step may lose: predictions are not more exact.

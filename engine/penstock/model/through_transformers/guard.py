@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.cache.kv_cache import kv_views
 from penstock.errors import UnsupportedModel
 from penstock.kernels import BatchLayout, LayerKV, QuantizedTensor
-from penstock.memory.kv_cache import kv_views
 from penstock.spec import FLOAT16, INT8, KVLayout
 from penstock.weights.layer_weights import ExpertGroup, LayerWeights
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CheckpointNotFound, InvalidConfig, UnsupportedModel
-from penstock.kernels.adapters.low_rank import MAX_RANK
+from penstock.kernels.low_rank import MAX_RANK
 from penstock.weights.checkpoints.checkpoint import read_json
 from penstock.weights.checkpoints.folder import ADAPTER_CONFIG
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointNotFound, CorruptFile, UnsafeCheckpoint, UnsupportedModel, WrongTensor
-from penstock.kernels.adapters.low_rank import BLOCK_OUTPUTS, BLOCK_RANKS
+from penstock.kernels.low_rank import BLOCK_OUTPUTS, BLOCK_RANKS
 from penstock.memory.ordinary_file import FileIdentity
 from penstock.weights.adapters.adapter_config import AdapterConfig
 from penstock.weights.checkpoints.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ from penstock.config import EngineConfig
 from penstock.kernels import Kernels, choose_kernels
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.lane import Lane
-from penstock.memory.planning.experts.expert_lanes import ExpertRates
+from penstock.memory.planning.expert_lanes import ExpertRates
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.split_cost import split_work
 from penstock.spec import ModelFootprint

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.memory.planning.experts.expert_lanes import ExpertLoad, ExpertRates
+from penstock.memory.planning.expert_lanes import ExpertLoad, ExpertRates
 from penstock.spec import UnitKey
 from penstock.weights.tiers.demand_tier import DemandTier, Group
 from penstock.weights.tiers.tier import Arrival

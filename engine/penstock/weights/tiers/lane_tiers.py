@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.memory.lane import Lane
 from penstock.memory.pages import round_up
-from penstock.memory.planning.experts.expert_lanes import ExpertRates
+from penstock.memory.planning.expert_lanes import ExpertRates
 from penstock.memory.planning.plan import TierPlan
 from penstock.memory.pools import MemoryPool
 from penstock.metrics import Traffic

@@ -15,10 +15,10 @@ from penstock.errors import ConfigError
 from penstock.generation.drafting.state_paths import StatePaths
 from penstock.memory import kept_uses
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.kv_spill.splits_in_ram import SpilledKeys
 from penstock.memory.planning.cost import StepPrediction, predict_step
 from penstock.memory.planning.kv_blocks import check_context, context, num_together
 from penstock.memory.planning.plan import MemoryPlan, gib
+from penstock.memory.planning.splits_in_ram import SpilledKeys
 from penstock.memory.planning.step_work import StepLoad
 from penstock.model.known_shapes import find_shape
 from penstock.model.pooling.find_pooling import find_pooling, wish_of

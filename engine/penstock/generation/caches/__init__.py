@@ -1,1 +1,0 @@
-"""The keys and values that each layer of a step meets, wherever they lie."""
