@@ -198,6 +198,7 @@ class Page {
 
   async open(id) {
     const asked = (this.#asked += 1);
+    rememberOpen(id); // the page may be left before it is read
     const found = this.live(id) ?? (await this.store.load(id));
     if (asked !== this.#asked) return;
     this.#show(found ?? freshConversation("chat"));
