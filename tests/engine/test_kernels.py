@@ -47,6 +47,7 @@ from penstock.kernels.operands import (
     BatchLayout,
     ClampedGate,
     LayerKV,
+    LimitedGate,
     QuantizedTensor,
 )
 from penstock.kernels.reference import ReferenceKernels, quantize_activations, split_rows
@@ -434,8 +435,8 @@ def test_activations_equal_the_reference_to_rounding(kind: str, function: str) -
     native, reference = kernels(kind), ReferenceKernels()
     close(native.activation(x, function), reference.activation(x, function))
     close(native.gated_activation(x, function), reference.gated_activation(x, function))
-    clamped = ClampedGate(1.7, 7.0)
-    close(native.gated_activation(x, clamped), reference.gated_activation(x, clamped))
+    for limited in (ClampedGate(1.7, 7.0), LimitedGate(7.0), LimitedGate(7.0, is_behind=True)):
+        close(native.gated_activation(x, limited), reference.gated_activation(x, limited))
     assert native.activation(torch.full((1, 37), torch.nan), function).isnan().all()
 
 

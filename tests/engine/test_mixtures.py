@@ -9,14 +9,14 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from kernel_cases import random_matrix
 from safetensors.torch import load_file, save_file
 from test_convert import Ids
-from test_families import PROMPTS, Model, dequantized
+from test_families import PROMPTS, TOLERANCE, Model, dequantized, oracle_logits
 from test_formats_in import edit_config
 from test_invariance import arriving, requests
 from tiny_models import MIXTURES, build
@@ -387,3 +387,51 @@ def test_an_indexer_bounds_the_context(kind: str, tmp_path: Path) -> None:
     opened = open_model(tmp_path)
     assert opened.spec.max_position_embeddings == 64
     assert not any("indexer" in part for part in opened.store.tensors.by_part)
+
+
+class _Opened(NamedTuple):
+    """silu(gate), at most `limit`, which meets up within the same limit (Ling 3)."""
+
+    gate: Tensor
+    limit: float
+
+    def __mul__(self, up: Tensor) -> Tensor:  # type: ignore[override]
+        opened = torch.nn.functional.silu(self.gate)
+        return opened.clamp(max=self.limit) * up.clamp(-self.limit, self.limit)
+
+
+class _Limited(torch.nn.Module):
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def forward(self, gate: Tensor) -> _Opened:
+        return _Opened(gate, self.limit)
+
+
+def test_gates_have_the_limits_of_their_layer(tmp_path: Path) -> None:
+    """transformers' Ling 3 leaves the limits out; its layers get them here. Some have none."""
+    oracle: Any = dequantized(build("Ling 3", tmp_path), tmp_path)
+    edit_config(
+        tmp_path,
+        expert_swiglu_limit_list=[0, 0, 0.03],
+        share_expert_swiglu_limit_list=[0, 0.05, None],
+    )
+    model = Model(tmp_path, EngineConfig(kv_dtype="float32"))
+    mine, without = model.all_logits(model.sequences()), oracle_logits(oracle)
+    oracle.model.layers[1].mlp.shared_experts.act_fn = _Limited(0.05)
+    oracle.model.layers[2].mlp.experts.act_fn = _Limited(0.03)
+    expected = oracle_logits(oracle)
+    tolerance = TOLERANCE["float32"] * float(expected.max() - expected.min())
+    assert float((mine - expected).abs().max()) <= tolerance < float((expected - without).abs().max()) / 4
+    edit_config(tmp_path, expert_swiglu_limit_list=[-1.0] * 3)
+    with pytest.raises(InvalidConfig, match="expert_swiglu_limit_list"):
+        open_model(tmp_path)
+
+
+def test_lightning_attention_is_not_taken_for_kimis(tmp_path: Path) -> None:
+    """Ling 2.5 has the same model type as Ling 3."""
+    build("Ling 3", tmp_path)
+    edit_config(tmp_path, kda_safe_gate=None, kda_lower_bound=None)
+    with pytest.raises(UnsupportedModel, match="lightning attention"):
+        open_model(tmp_path, model_impl="penstock")

@@ -42,7 +42,7 @@ STATED = {
     "gemma-4-26b-a4b": 25.2, "gemma-4-31b": 30.7, "qwen3-next-80b-a3b": 80.0, "qwen3.6-35b-a3b": 35.0,
     "qwen3.5-4b": 4.2, "qwen3.5-9b": 8.95, "qwen3.5-27b": 26.9, "qwen3.6-27b": 26.9, "qwen3.8-27b": 26.9,
     "granite-4-h-tiny": 6.94, "granite-4-h-small": 32.2, "nemotron-nano-9b-v2": 8.89,
-    "kimi-linear-48b-a3b": 49.1,
+    "kimi-linear-48b-a3b": 49.1, "ling-3.0-flash": 124.0,
     "nemotron-3-nano-30b-a3b": 31.6, "lfm2-1.2b": 1.17, "lfm2-8b-a1b": 8.34, "gemma-3n-e4b": 6.87,
     "gemma-4-e4b": 7.5,
     "opt-6.7b": 6.66, "gpt-j-6b": 6.05, "gpt-neox-20b": 20.6, "bloom-7b1": 7.07, "falcon-7b": 6.92,

@@ -314,6 +314,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
            "rms_norm_eps": 1e-3, "linear_num_heads": 3, "linear_head_dim": 14, "linear_conv_kernel_dim": 4,
            "layer_types": ["linear_attention", "linear_attention", "full_attention"]},
     ),
+    "Ling 3": (
+        "BailingHybrid",
+        {key: value for key, value in LATENT.items() if key != "q_lora_rank"}
+        | {key: value for key, value in DEEPSEEK.items() if key not in ("n_group", "n_routed_experts")}
+        | {"num_local_experts": 8, "n_group": 4, "num_key_value_heads": 4, "head_dim": 14,
+           "short_conv_kernel_size": 3, "layer_group_size": 3, "first_k_dense_replace": 1,
+           "num_mtp_layers": 0},
+    ),
     "OLMoE": ("Olmoe", SMALL | {"num_experts": 6, "num_experts_per_tok": 2}),
     "Phi-3.5-MoE": (
         "Phimoe",
@@ -534,7 +542,7 @@ DISTINCT = (
     "BLOOM, 6 heads", "Falcon", "Falcon, groups", "Falcon, ALiBi", "Phi, groups, head norms", "Persimmon",
     "StarCoder2", "Nemotron", "StableLM, parallel, head norms", "LFM2", "Bamba", "Granite 4",
     "Falcon-H1, norm, biases", "Nemotron-H", "Qwen3.5", "Qwen3-Next", "Kimi Linear",
-    "OLMo Hybrid",
+    "Ling 3",    "OLMo Hybrid",
 )  # fmt: skip
 #: Models whose keys and values, states or experts a whole engine treats otherwise than those of the others.
 #: test_families.py shows of every model that its layers compute the same in company and in chunks.

@@ -37,16 +37,35 @@ class ClampedGate(NamedTuple):
         return activation(sharp, "silu") / self.sharpness * (up.clamp(-self.limit, self.limit) + 1)
 
 
-#: What lies between the two products of a gated mlp: f(gate) * up with a function f, or ClampedGate.
-GatedFunction = ActivationFunction | ClampedGate
-#: The number by which compiled kernels know ClampedGate.
-CLAMPED_GATE_CODE = 6
+class LimitedGate(NamedTuple):
+    """silu(gate) * up, with up from -limit to limit. The gate is at most `limit` (DeepSeek V4), or what silu
+    makes of the gate is (Ling 3). The columns of the gate lie before those of up."""
+
+    limit: float
+    is_behind: bool = False
+
+    def apply(self, activation: Callable[[Tensor, ActivationFunction], Tensor], gate_up: Tensor) -> Tensor:
+        """[num_tokens, 2 * width] -> [num_tokens, width], with kernels' activation()."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        gate = gate if self.is_behind else gate.clamp(max=self.limit)
+        opened = activation(gate, "silu")
+        return (opened.clamp(max=self.limit) if self.is_behind else opened) * up.clamp(
+            -self.limit, self.limit
+        )
+
+
+#: What lies between the two products of a gated mlp: f(gate) * up with a function f, or one with limits.
+GatedFunction = ActivationFunction | ClampedGate | LimitedGate
+#: The numbers by which compiled kernels know the functions with limits.
+CLAMPED_GATE_CODE, LIMITED_GATE_CODE = 6, 7
 
 
 def gated_code(function: GatedFunction) -> tuple[int, float, float]:
-    """What compiled kernels take of a function: its number, and the numbers of a ClampedGate."""
+    """What compiled kernels take of a function: its number, and two more of one with limits."""
     if isinstance(function, ClampedGate):
         return CLAMPED_GATE_CODE, *function
+    if isinstance(function, LimitedGate):
+        return LIMITED_GATE_CODE, float(function.is_behind), function.limit
     return ACTIVATION_CODES[function], 0.0, 0.0
 
 

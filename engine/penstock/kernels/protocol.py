@@ -142,7 +142,7 @@ class Kernels(Recurrences, Protocol):
 
     def gated_activation(self, gate_up: Tensor, function: GatedFunction) -> Tensor:
         """f(gate) * up: [num_tokens, 2 * width], gate first -> [num_tokens, width]. ClampedGate has columns
-        and a formula of its own."""
+        of its own, and LimitedGate a formula."""
 
     def router_scores(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, function: RouterFunction

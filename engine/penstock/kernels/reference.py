@@ -31,6 +31,7 @@ from penstock.kernels.operands import (
     DistanceBias,
     GatedFunction,
     LayerKV,
+    LimitedGate,
     Matrix,
     QuantizedTensor,
     RouterFunction,
@@ -220,7 +221,7 @@ class PlainOperations(PlainRecurrences):
         return y.float()
 
     def gated_activation(self, gate_up: Tensor, function: GatedFunction) -> Tensor:
-        if isinstance(function, ClampedGate):
+        if isinstance(function, ClampedGate | LimitedGate):
             return function.apply(self.activation, gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         return self.activation(gate, function) * up

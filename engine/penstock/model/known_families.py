@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 FAMILIES = {
     "ApertusForCausalLM": "model.families.dense.apertus:Apertus",
     "ArceeForCausalLM": "model.families.dense.llama_relatives:Arcee",
+    "BailingHybridForCausalLM": "model.families.hybrid.ling:Ling3",
     "BambaForCausalLM": "model.families.hybrid.mamba:Bamba",
     "BartForConditionalGeneration": "model.families.bart:BART",
     "BioGptForCausalLM": "model.families.gpt.xglm:BioGPT",
@@ -125,7 +126,6 @@ ENCODERS = {
 THROUGH_TRANSFORMERS = "model.through_transformers.family:ThroughTransformers"
 #: By model_type: what to take in place of a model that is not computed.
 NEAREST = {
-    "bailing_hybrid": "moonshotai/Kimi-Linear-48B-A3B-Instruct, which has linear attention, too",
     "deepseek_v4": "deepseek-ai/DeepSeek-V3.2",
     "falcon_mamba": "tiiuae/Falcon-H1-7B-Instruct",
     "glm5_next": "zai-org/GLM-4.5-Air",

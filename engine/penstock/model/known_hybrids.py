@@ -107,8 +107,22 @@ def _kimi_linear() -> dict[str, Any]:
     )  # fmt: skip
 
 
+def _ling3() -> dict[str, Any]:
+    """Every sixth layer has latent attention, the others Kimi Delta Attention. The sizes are those of
+    transformers' default config."""
+    return _hybrid(
+        "BailingHybridForCausalLM", "bailing_hybrid", 2560, 42, (32, 32), 6144, 157184,
+        max_position_embeddings=262144, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64,
+        v_head_dim=128, head_dim=128, short_conv_kernel_size=4, layer_group_size=6, kda_safe_gate=True,
+        kda_lower_bound=-5.0, num_experts=512, num_experts_per_tok=8, n_shared_experts=1,
+        moe_intermediate_size=768, first_k_dense_replace=2, n_group=8, topk_group=4, norm_topk_prob=True,
+        routed_scaling_factor=2.5, rope_theta=6e6,
+    )  # fmt: skip
+
+
 HYBRIDS: dict[str, dict[str, Any]] = {
     "kimi-linear-48b-a3b": _kimi_linear(),
+    "ling-3.0-flash": _ling3(),
     "qwen3-next-80b-a3b": _hybrid(
         "Qwen3NextForCausalLM", "qwen3_next", 2048, 48, (16, 2), 5120, 151936, **_delta_experts(512, 10)
     ),
@@ -148,6 +162,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 HYBRID_REPOSITORIES = {
     "kimi-linear-48b-a3b": "moonshotai/Kimi-Linear-48B-A3B-Instruct",
+    "ling-3.0-flash": "inclusionAI/Ling-3.0-Flash",
     "qwen3-next-80b-a3b": "Qwen/Qwen3-Next-80B-A3B-Instruct",
     "qwen3.6-35b-a3b": "Qwen/Qwen3.6-35B-A3B",
     "qwen3.5-4b": "Qwen/Qwen3.5-4B",

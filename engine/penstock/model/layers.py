@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import UnsupportedModel
-from penstock.kernels import ActivationFunction, BatchLayout, LayerKV
+from penstock.kernels import ActivationFunction, BatchLayout, GatedFunction, LayerKV
 from penstock.model.architecture import linear_tensors
 from penstock.model.family import Family
 from penstock.model.norms import HeadNorms
@@ -175,7 +175,7 @@ def _normed(
     return q, k
 
 
-def gated_mlp(family: Family, weights: LayerWeights, x: Tensor, function: ActivationFunction) -> Tensor:
+def gated_mlp(family: Family, weights: LayerWeights, x: Tensor, function: GatedFunction) -> Tensor:
     """down(f(gate x) * up x). The matrix "gate_up" has the gate's rows first (arXiv 2002.05202)."""
     sublayers = family.kernels.sublayers
     if sublayers is not None and weights.adapted is None:

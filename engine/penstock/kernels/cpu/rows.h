@@ -55,7 +55,8 @@ EXPORT void penstock_layer_norm(const float *x, int64_t x_stride, int64_t num_ro
     for_rows(num_rows, width, layer_norm_row, &n);
 }
 
-enum { SILU = 0, GELU_TANH = 1, GELU_ERF = 2, RELU = 3, RELU_SQUARED = 4, SIGMOID_OF = 5, CLAMPED_GATE = 6 };
+enum { SILU = 0, GELU_TANH = 1, GELU_ERF = 2, RELU = 3, RELU_SQUARED = 4, SIGMOID_OF = 5, CLAMPED_GATE = 6,
+       LIMITED_GATE = 7 };
 
 INLINE vec activate(vec x, int kind) {
     switch (kind) {
@@ -85,7 +86,7 @@ typedef struct {
     float *y;
     int64_t x_stride, width;
     int kind, is_gated;
-    float sharpness, limit; /* of CLAMPED_GATE */
+    float sharpness, limit; /* of CLAMPED_GATE; LIMITED_GATE has is_behind as `sharpness` */
 } activation;
 
 /* ClampedGate of operands.py: columns of gate and up lie by turns. What is no number stays so. */
@@ -103,10 +104,25 @@ static void clamped_gate_row(const activation *a, int64_t row) {
     }
 }
 
+/* LimitedGate of operands.py. min_vec and max_vec give their second operand where that is NaN. */
+static void limited_gate_row(const activation *a, int64_t row) {
+    const float *x = a->x + row * a->x_stride;
+    const vec limit = splat(a->limit);
+    const bool is_behind = a->sharpness != 0.0f;
+    for (int64_t i = 0; i < a->width; i += LANES) {
+        const int64_t n = MIN(LANES, a->width - i);
+        const vec gate = n < LANES ? load_some(x + i, n) : load(x + i);
+        const vec up = n < LANES ? load_some(x + a->width + i, n) : load(x + a->width + i);
+        vec y = activate(is_behind ? gate : min_vec(limit, gate), SILU);
+        y = (is_behind ? min_vec(limit, y) : y) * max_vec(-limit, min_vec(limit, up));
+        memcpy(a->y + row * a->width + i, &y, n * sizeof(float));
+    }
+}
+
 static void activation_row(void *context, int64_t row) {
     const activation *a = context;
-    if (a->kind == CLAMPED_GATE) {
-        clamped_gate_row(a, row);
+    if (a->kind == CLAMPED_GATE || a->kind == LIMITED_GATE) {
+        (a->kind == CLAMPED_GATE ? clamped_gate_row : limited_gate_row)(a, row);
         return;
     }
     const float *x = a->x + row * a->x_stride, *up = x + a->width;

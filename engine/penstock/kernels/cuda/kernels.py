@@ -29,6 +29,7 @@ from penstock.kernels.operands import (
     ClampedGate,
     GatedFunction,
     LayerKV,
+    LimitedGate,
     Matrix,
     QuantizedTensor,
     RouterFunction,
@@ -155,7 +156,7 @@ class CudaKernels(CudaRecurrences):
         return self._activate(x, x.shape[1], function, False)
 
     def gated_activation(self, gate_up: Tensor, function: GatedFunction) -> Tensor:
-        if isinstance(function, ClampedGate):
+        if isinstance(function, ClampedGate | LimitedGate):
             return function.apply(self.activation, gate_up)
         return self._activate(gate_up, gate_up.shape[1] // 2, function, True)
 

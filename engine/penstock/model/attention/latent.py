@@ -20,7 +20,7 @@ from penstock.kernels.head_blocks import HeadBlocks
 from penstock.model.architecture import linear_tensors
 from penstock.model.config_values import count
 from penstock.model.family import Family
-from penstock.model.layers import QueryGrowth
+from penstock.model.layers import OutputGate, QueryGrowth
 from penstock.model.rope import score_factor
 from penstock.spec import ModelSpec, RopeSpec
 from penstock.weights.layer_weights import LayerWeights
@@ -43,6 +43,7 @@ class LatentForm:
     has_bias: bool = False
     #: Of q behind rope.
     growth: QueryGrowth | None = None
+    out_gate: OutputGate | None = None
 
     @classmethod
     def of(cls, config: dict[str, Any], value_dim: int | None = None, has_bias: bool = False) -> LatentForm:
@@ -97,6 +98,7 @@ class LatentForm:
             norm("kv_a_norm", "kv_a_layernorm", rank),
             # Read as a block of rows for each head.
             *(replace(each, is_whole=True) for each in matrix("kv_b", "kv_b_proj", kv_rows, rank, False)),
+            *(self.out_gate.tensors(prefix, spec) if self.out_gate else ()),
             *matrix("o", "o_proj", hidden, heads * self.value_dim, self.has_bias),
         )
 
@@ -127,6 +129,8 @@ class LatentForm:
             q = self.growth.apply(q, batch.positions)
         mixed = kernels.paged_attention(q, kv, batch, family.attentions[index])
         values = kernels.linear(mixed, HeadBlocks(kv_b, heads, border, border + self.value_dim))
+        if self.out_gate is not None:
+            values = self.out_gate.apply(family, weights, x, values)
         return family.project(weights, "o", values)
 
     def _query(self, family: Family, weights: LayerWeights, x: Tensor) -> Tensor:

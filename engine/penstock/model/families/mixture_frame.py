@@ -64,7 +64,7 @@ class MixtureFamily(Llama):
     def _as_head(cls, spec: LlamaSpec, head: MTPHead) -> LlamaSpec:
         found = super()._as_head(spec, head)
         assert isinstance(found, MixtureSpec)
-        mixture = replace(found.mixture, layers=frozenset((0,)), prefix=head.layer)
+        mixture = replace(found.mixture, layers=frozenset((0,)), prefix=head.layer, limits=())
         return replace(found, mixture=mixture, num_extra_layers=0)
 
     @classmethod
@@ -72,6 +72,11 @@ class MixtureFamily(Llama):
         assert isinstance(spec, MixtureSpec)
         spec.mixture.separate(checkpoint)
         return checkpoint
+
+    @cached_property
+    def _mixtures(self) -> tuple[Mixture, ...]:
+        """Of each layer."""
+        return tuple(self.spec.mixture.in_layer(index) for index in range(self.spec.num_layers))
 
     @cached_property
     def _calls_mixtures(self) -> MixtureCalls | None:
@@ -98,12 +103,12 @@ class MixtureFamily(Llama):
 
     def mlp(self, index: int, weights: LayerWeights, x: Tensor) -> Tensor:
         if "router" in weights:
-            return mixture_mlp(self, weights, x, self.spec.mixture)
+            return mixture_mlp(self, weights, x, self._mixtures[index])
         return super().mlp(index, weights, x)
 
     def mlp_onto(self, hidden: Tensor, index: int, weights: LayerWeights, x: Tensor) -> Tensor:
         if "router" in weights and type(self).mlp is MixtureFamily.mlp:
-            return mixture_mlp(self, weights, x, self.spec.mixture, hidden)
+            return mixture_mlp(self, weights, x, self._mixtures[index], hidden)
         return super().mlp_onto(hidden, index, weights, x)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import torch
@@ -16,6 +16,7 @@ from penstock.kernels import (
     Arriving,
     GatedFunction,
     Kernels,
+    LimitedGate,
     Routed,
     Routing,
     settle_all,
@@ -85,6 +86,11 @@ class Mixture:
     narrow_size: int = 0
     #: The scores multiply what goes into the experts, in place of what comes out.
     scales_inputs: bool = False
+    #: Per layer: the limit of LimitedGate in the experts, and in the shared expert; 0: none. () if no layer
+    #: has limits.
+    limits: tuple[tuple[float, float], ...] = ()
+    #: LimitedGate.is_behind
+    limits_behind: bool = False
     #: Checkpoints have the correction of scores as [1, num_experts].
     has_correction_row: bool = False
     #: Merged tensors are [num_experts, in_features, out_features], otherwise with the last two exchanged.
@@ -153,12 +159,26 @@ class Mixture:
         """Whether all experts have gates and one function, and read the layer's own normed hidden state, and
         scores multiply what they give."""
         has_one_function = not self.shared_size or self.function == self.activation
-        return self.has_gate and has_one_function and not (self.narrow_size or self.scales_inputs)
+        is_plain = self.has_gate and has_one_function and not (self.narrow_size or self.scales_inputs)
+        return is_plain and not self.limits
+
+    def in_layer(self, index: int) -> Mixture:
+        """The mixture of a layer, of which `limits` has one pair at most."""
+        return replace(self, limits=self.limits[index : index + 1]) if self.limits else self
 
     @property
     def function(self) -> GatedFunction:
         """What lies between the two products of an expert with a gate."""
-        return self.activation
+        return self._limited(0)
+
+    @property
+    def shared_function(self) -> GatedFunction:
+        """The same of the shared expert."""
+        return self._limited(1)
+
+    def _limited(self, which: int) -> GatedFunction:
+        limit = self.limits[0][which] if self.limits else 0.0
+        return LimitedGate(limit, self.limits_behind) if limit else self.activation
 
     def compute(
         self,
@@ -248,7 +268,10 @@ def mixed(
     y = family.project(weights, "narrow_out", y) if mixture.narrow_size else y
     if not mixture.shared_size:
         return y
-    shared = (gated_mlp if mixture.has_gate else mlp)(family, weights, x, mixture.activation)
+    if mixture.has_gate:
+        shared = gated_mlp(family, weights, x, mixture.shared_function)
+    else:
+        shared = mlp(family, weights, x, mixture.activation)
     if mixture.has_shared_gate:
         shared *= family.kernels.router_scores(x, weights.vector("shared_gate"), None, "sigmoid")
     return y + shared

@@ -1,4 +1,4 @@
-"""KimiDeltaAttention: the linear attention of Kimi Linear (KDA, arXiv 2510.26692)."""
+"""KimiDeltaAttention: the linear attention of Kimi Linear (KDA, arXiv 2510.26692) and Ling 3."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.kernels import BatchLayout, LayerKV
 from penstock.model.architecture import linear_tensors
 from penstock.model.config_values import count
 from penstock.model.family import Family
-from penstock.model.recurrent.delta_net import decay_of, of_length, softplus
+from penstock.model.recurrent.delta_net import of_length, softplus
 from penstock.model.recurrent.form import CONV, Fed, convolve, recur
 from penstock.spec import ModelSpec
 from penstock.state_layout import StateLayout, StatePart
@@ -23,13 +23,17 @@ from penstock.weights.tensors import TensorSpec
 @dataclass(frozen=True)
 class KimiDeltaAttention:
     """Gated DeltaNet whose decay has a factor for each dimension of a key. Each head has q, k and v of its
-    own, of one size. The decay and the output's gate are products of two narrow matrices, whose rank is the
-    size of a head."""
+    own, of one size."""
 
     num_heads: int
     head_dim: int
     #: Tokens that the convolutions of q, k and v see.
     width: int
+    #: The decay and the output's gate are products of two narrow matrices, whose rank is the size of a head.
+    #: Otherwise each is a product with one matrix (Ling 3).
+    is_narrow: bool = True
+    #: The decay is e^(bound * sigmoid(e^a * step)); None: e^(-e^a * softplus(step)).
+    lower_bound: float | None = None
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> KimiDeltaAttention:
@@ -63,15 +67,25 @@ class KimiDeltaAttention:
             return TensorSpec(name, shape, tuple(part + each for each in own))
 
         convolutions = (f"{each}_conv1d.weight" for each in "qkv")
+        if self.is_narrow:
+            gates = (
+                *matrix("mixer_gate_a", dim, hidden, "g_a_proj"),
+                *matrix("mixer_gate_b", values, dim, "g_b_proj"),
+                exact("gates", (heads + dim, hidden), "b_proj.weight", "f_a_proj.weight"),
+                exact("decay_b", (values, dim), "f_b_proj.weight"),
+            )
+        else:  # the decay's matrix is as large as q's, and too large for float32
+            gates = (
+                *matrix("mixer_gate", values, hidden, "g_proj"),
+                *matrix("mixer_decay", values, hidden, "f_proj"),
+                exact("gates", (heads, hidden), "b_proj.weight"),
+            )
         return (
             *matrix("mixer_in", 3 * values, hidden, "q_proj", "k_proj", "v_proj"),
-            *matrix("mixer_gate_a", dim, hidden, "g_a_proj"),
-            *matrix("mixer_gate_b", values, dim, "g_b_proj"),
-            exact("gates", (heads + dim, hidden), "b_proj.weight", "f_a_proj.weight"),
-            exact("decay_b", (values, dim), "f_b_proj.weight"),
+            *gates,
             exact(CONV, (3 * values, 1, self.width), *convolutions),
             exact("dt_bias", (values,), "dt_bias"),
-            exact("a_log", (1, 1, heads, 1), "A_log"),
+            exact("a_log", (1, 1, heads, 1) if self.is_narrow else (heads,), "A_log"),
             exact("mixer_norm", (dim,), "o_norm.weight"),
             *matrix("mixer_out", hidden, values, "o_proj"),
         )
@@ -80,8 +94,11 @@ class KimiDeltaAttention:
         self, family: Family, weights: LayerWeights, x: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
         kernels, dim = family.kernels, self.head_dim
-        mixed, gate = family.project(weights, "mixer_in", x), family.project(weights, "mixer_gate_a", x)
-        gate, (beta, decay) = family.project(weights, "mixer_gate_b", gate), self._gates(family, weights, x)
+        mixed, (beta, decay) = family.project(weights, "mixer_in", x), self._gates(family, weights, x)
+        if self.is_narrow:
+            gate = family.project(weights, "mixer_gate_b", family.project(weights, "mixer_gate_a", x))
+        else:
+            gate = family.project(weights, "mixer_gate", x)
         mixed = kernels.activation(convolve(family, weights, mixed, kv, batch), "silu")
         q, k, v = (each.view(-1, self.num_heads, dim) for each in mixed.chunk(3, dim=1))
         q, k = of_length(kernels, q, dim**-0.5), of_length(kernels, k, 1.0)
@@ -92,8 +109,16 @@ class KimiDeltaAttention:
     def _gates(self, family: Family, weights: LayerWeights, x: Tensor) -> tuple[Tensor, Tensor]:
         """beta [num_tokens, num_heads] and the decay [num_tokens, num_heads, head_dim]."""
         scores = family.kernels.router_scores
-        logits = scores(x, weights.vector("gates"), None, "none")
-        beta, narrow = logits.split_with_sizes((self.num_heads, self.head_dim), dim=1)
-        step = scores(narrow, weights.vector("decay_b"), weights.vector("dt_bias"), "none").double()
-        decay = decay_of(weights, softplus(step).view(-1, self.num_heads, self.head_dim))
-        return torch.sigmoid(beta.double()).float(), decay[0]  # a_log has two axes more than a head
+        beta, bias = scores(x, weights.vector("gates"), None, "none"), weights.vector("dt_bias")
+        if self.is_narrow:
+            beta, narrow = beta.split_with_sizes((self.num_heads, self.head_dim), dim=1)
+            step = scores(narrow, weights.vector("decay_b"), bias, "none").double()
+        else:
+            step = family.project(weights, "mixer_decay", x).double() + bias
+        step, rate = step.view(-1, self.num_heads, self.head_dim), weights.vector("a_log").double().exp()
+        rate = rate.view(self.num_heads, 1)
+        if self.lower_bound is None:
+            exponent = -rate * softplus(step)
+        else:
+            exponent = self.lower_bound * torch.sigmoid(rate * step)
+        return torch.sigmoid(beta.double()).float(), exponent.exp().float()

@@ -46,6 +46,20 @@ _SARVAM_KEYS = {
 }
 #: By model_type.
 ALIASES = {
+    # Ling 3: its own names for Sarvam's modules, Kimi's for some numbers.
+    "bailing_hybrid": Alias(
+        "bailing_hybrid",
+        "BailingHybridForCausalLM",
+        {"tie_word_embeddings": False, "rms_norm_eps": 1e-6},
+        {
+            "model_max_length": "max_position_embeddings",
+            "moe_renormalize": "norm_topk_prob",
+            "num_expert_group": "n_group",
+            "num_experts_per_token": "num_experts_per_tok",
+            "num_shared_experts": "n_shared_experts",
+        },
+        (*_SARVAM_NAMES, (r"\.final_layernorm\.", ".shared_head.norm.")),
+    ),
     "exaone": Alias(
         "llama",
         "LlamaForCausalLM",
