@@ -25,12 +25,12 @@ from penstock.generation.step_executor import StepLost
 from penstock.loader import ModelSource
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.spare_memory import SpareMemory
-from penstock.nodes_config import NodesConfig
 from penstock.text.prompt_forms import PromptForms
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from penstock.nodes.member import NodeStatus
+    from penstock.nodes_config import NodesConfig
 
 __all__ = ["Completion", "Engine", "ReportProgress"]
 

@@ -16,10 +16,7 @@ from penstock.errors import UnsupportedModel
 from penstock.generation.blocks.block_manager import BlockManager
 from penstock.generation.blocks.state_pool import StatePool
 from penstock.generation.drafting.drafter import NO_DRAFTS, Drafter
-from penstock.generation.drafting.speculation import Speculation
 from penstock.generation.drafting.state_paths import StatePaths
-from penstock.generation.grammars.grammar_matcher import GrammarCompiler
-from penstock.generation.pooler import Pooler
 from penstock.generation.prompt_frame import PromptFrame
 from penstock.generation.requests.request_limits import BeamRoom, RequestLimits
 from penstock.generation.requests.request_table import RequestTable
@@ -34,9 +31,7 @@ from penstock.loader import LoadedModel, Model, ModelSource, settle_processor
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
-from penstock.nodes_config import NodesConfig
 from penstock.weights.adapters.loaded_adapters import LoadedAdapters
-from penstock.weights.adapters.targets import Targets
 
 # A feature is imported by the step that makes it.
 if TYPE_CHECKING:
@@ -44,9 +39,13 @@ if TYPE_CHECKING:
     from penstock.drafters.draft_model import DraftModel
     from penstock.drafters.mtp_drafter import MTPDrafter
     from penstock.drafters.planes_drafter import PlanesDrafter
+    from penstock.generation.grammars.grammar_matcher import GrammarCompiler
+    from penstock.generation.pooler import Pooler
     from penstock.kv_events.publisher import Publisher
     from penstock.nodes.leader import Leader
     from penstock.nodes.member import NodeStatus
+    from penstock.nodes_config import NodesConfig
+    from penstock.weights.adapters.targets import Targets
 
     GuessingModel = DraftModel | MTPDrafter | PlanesDrafter
 
@@ -137,6 +136,8 @@ def make_parts(
 ) -> EngineParts:
     """The parts around a model that is loaded. `closing` has what closes the model and its features; None:
     there are no features."""
+    from penstock.generation.grammars.grammar_matcher import GrammarCompiler
+
     model, plan, config = loaded.model, loaded.plan, loaded.config
     if closing is None:
         closing = ExitStack()
@@ -291,6 +292,8 @@ def _drafter(
     """Guesses pay only where the time of a step is known before."""
     if config.speculation == "off":
         return NO_DRAFTS
+    from penstock.generation.drafting.speculation import Speculation
+
     return Speculation(
         meter.known_s, draft_model, config, lambda: meter.metrics.last_step, path_s=paths.seconds
     )
@@ -320,6 +323,8 @@ def _listener(draft_model: DraftModel | MTPDrafter | None) -> Callable[[Batch], 
 
 def _chooser(model: Model) -> Sampler | Pooler:
     if model.pooling is not None:
+        from penstock.generation.pooler import Pooler
+
         return Pooler(model.pooling)
     return Sampler(model.spec.vocab_size, model.tokenizer.eos_token_ids, model.spec.never_first)
 
@@ -361,5 +366,7 @@ def _limits(loaded: LoadedModel, grammars: GrammarCompiler) -> RequestLimits:
 
 def _targets(model: Model) -> Targets:
     """What adapters can change. Raises UnsupportedModel."""
+    from penstock.weights.adapters.targets import Targets
+
     check_together({Feature.LORA, *model.spec.features}, model.spec.architecture, UnsupportedModel)
     return Targets(model.store, model.executor.family.unadapted)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from penstock.config import EngineConfig
-from penstock.drafters.draft_model import DraftModel
 from penstock.drafters.find_head import find_head
-from penstock.drafters.memory_beside import card_bytes
-from penstock.drafters.mtp_drafter import MTPDrafter
 from penstock.errors import CapacityError, ConfigError
 from penstock.loader import LoadedModel, ModelSource, Share, load_model
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import MemoryPlan, gib
+
+if TYPE_CHECKING:
+    from penstock.drafters.draft_model import DraftModel
+    from penstock.drafters.mtp_drafter import MTPDrafter
 
 
 def load_with_guesses(
@@ -35,6 +37,8 @@ def load_with_guesses(
         if share is not None:
             raise ConfigError("a head that guesses is not for a model on several machines so far")
     elif config.draft_model is not None:
+        from penstock.drafters.draft_model import DraftModel
+
         small = DraftModel.load(config.draft_model, config, source.offline, hardware)
         undo.callback(small.close)
         config, hardware = small.leave(config, hardware)
@@ -55,6 +59,8 @@ def load_with_guesses(
 def _told_of_memory(plan: MemoryPlan) -> Iterator[None]:
     """Says in a CapacityError how much of the memory that is too small belongs to what guesses, by its
     plan."""
+    from penstock.drafters.memory_beside import card_bytes
+
     try:
         yield
     except CapacityError as error:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from penstock.config import EngineConfig, card_number
 from penstock.errors import CapacityError, MemoryName
 from penstock.loader import PlannedModel, plan_model
-from penstock.memory.cuda_lane import CudaLane
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.host_lane import HostLane
 from penstock.memory.lane import Lane, gpu_trouble
@@ -65,6 +64,8 @@ def _lanes(config: EngineConfig, shares_ends: bool) -> Iterator[Lane]:
     """The places where a second model may compute, the best first."""
     on_card = is_on_card(config)
     if on_card and (shares_ends or config.draft_device == "auto"):
+        from penstock.memory.cuda_lane import CudaLane
+
         yield CudaLane(card_number(config.device) or 0)
     if not on_card or not shares_ends:
         yield HostLane()

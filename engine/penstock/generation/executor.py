@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.cache.kv_cache import KVCache
-from penstock.cache.spill.spilled_cache import SpilledKVCache
 from penstock.generation.layer_caches import KVSweep, layer_caches
 from penstock.generation.model_inputs import EncodedInputs, ModelInputs
 from penstock.kernels import BatchLayout
 from penstock.memory.lane import Inlet
 from penstock.memory.plain_inlet import PlainInlet
-from penstock.memory.planning.splits_in_ram import AttendsInRam
 from penstock.model.family import Family
 from penstock.weights.layer_weights import LayerWeights
+
+if TYPE_CHECKING:
+    from penstock.cache.spill.spilled_cache import SpilledKVCache
+    from penstock.memory.planning.splits_in_ram import AttendsInRam
 
 
 class Cancelled(Exception):

@@ -11,20 +11,21 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.cache.kv_cache import KVCache
-from penstock.cache.spill.runs import runs
-from penstock.cache.spill.spilled_cache import SpilledKVCache, Turns
 from penstock.generation.model_inputs import ModelInputs
-from penstock.generation.ram_attention import Attended, ChosenSplits, Past, RamAttention
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
 from penstock.memory.lane import Inlet
 from penstock.memory.planning.splits_in_ram import NOTHING_SPILLED, AttendsInRam, SpilledKeys
 from penstock.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from penstock.cache.spill.spilled_cache import SpilledKVCache, Turns
+    from penstock.generation.ram_attention import Attended, ChosenSplits, Past, RamAttention
 
 #: Bytes that are read in vain, rather than with a read of their own before and after them.
 GAP_BYTES = 128 << 10
@@ -97,7 +98,11 @@ class SpilledCaches:
         self, cache: SpilledKVCache, spec: ModelSpec, inlet: Inlet, beside: AttendsInRam | None = None
     ) -> None:
         self._cache, self._inlet = cache, inlet
-        self._beside = None if beside is None else RamAttention(cache, spec, beside)
+        self._beside: RamAttention | None = None
+        if beside is not None:
+            from penstock.generation.ram_attention import RamAttention
+
+            self._beside = RamAttention(cache, spec, beside)
         self._kv = LayerKV(cache.layout, cache.parts)
         #: What a layer sees of the past.
         self._views = [
@@ -107,6 +112,8 @@ class SpilledCaches:
 
     @contextlib.contextmanager
     def sweep(self, inputs: ModelInputs) -> Generator[KVSweep, None, None]:
+        from penstock.generation.ram_attention import Attended
+
         cache, layout, copies = self._cache, inputs.layout, inputs.block_copies
         written, attended = _written(layout, copies, cache), Attended()
         if self._beside is not None:
@@ -188,6 +195,8 @@ class _SpillPlan(NamedTuple):
         written: list[int],
         attended: Attended,
     ) -> _SpillPlan:
+        from penstock.cache.spill.runs import runs
+
         first, size = cache.num_resident, cache.block_size
         gap = GAP_BYTES // cache.part_bytes
         sources = torch.tensor([source for source, _ in copies], dtype=torch.int64)

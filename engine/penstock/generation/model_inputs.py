@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from penstock.generation.sequence import Sequence
 from penstock.generation.state_inputs import StateInputs
 from penstock.kernels import BatchLayout
 from penstock.model.family import GivenRows
-from penstock.weights.adapters.adapter import StepAdapters
+
+if TYPE_CHECKING:
+    from penstock.weights.adapters.adapter import Adapter, StepAdapters
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class EncodedInputs:
             if sequence.encoder is not None
         )
         runs = [(sequence.request.adapter, count) for sequence, count in zip(sequences, counts, strict=True)]
-        return cls(_ids(input_ids), layout, given, StepAdapters.of(runs))
+        return cls(_ids(input_ids), layout, given, _adapters(runs))
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class ModelInputs:
         )
         return cls(
             _ids(input_ids), torch.tensor(wanted_rows, dtype=torch.int64), layout, batch.block_copies,
-            encoded, given, batch.state_copies, StepAdapters.of(adapters),
+            encoded, given, batch.state_copies, _adapters(adapters),
         )  # fmt: skip
 
 
@@ -169,6 +171,15 @@ def _copies(item: ScheduledSequence, first: int, block_size: int) -> Iterator[tu
             else:
                 row = first + item.num_new_tokens + path[position - sequence.num_tokens]
             yield row, branch.block_table[position // block_size] * block_size + position % block_size
+
+
+def _adapters(runs: List[tuple[Adapter | None, int]]) -> StepAdapters | None:
+    """Of runs of rows (adapter, number of rows) in the order of the step; None if none has an adapter."""
+    if all(adapter is None for adapter, _ in runs):
+        return None
+    from penstock.weights.adapters.adapter import StepAdapters
+
+    return StepAdapters.of(runs)
 
 
 def _ids(token_ids: list[int]) -> Tensor:

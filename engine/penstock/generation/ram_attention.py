@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from penstock.cache.spill.spilled_cache import SpilledKVCache
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV, RamKV, RamSplits
 from penstock.memory.planning.splits_in_ram import SPLIT_KEYS, AttendsInRam, SpilledKeys, splits_in_ram
 from penstock.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from penstock.cache.spill.spilled_cache import SpilledKVCache
 
 #: The blocks of a sequence, and how many of its tokens are computed.
 Past = tuple[Sequence[int], int]

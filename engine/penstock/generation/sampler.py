@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ComputationError, NoTokenLeft, RequestFailed
-from penstock.generation.beam_search import BeamParams
 from penstock.generation.chosen import NOTHING, Chosen, ProposedToken, SampledToken
 from penstock.generation.distribution import contenders, draw, likeliest, rival_logprobs, token_logprobs
 from penstock.generation.likely_followers import likely_followers
@@ -31,6 +30,7 @@ from penstock.generation.scheduling.batch import Batch, ScheduledSequence
 from penstock.generation.sequence import Sequence
 
 if TYPE_CHECKING:
+    from penstock.generation.beam_search import BeamParams
     from penstock.generation.grammars.matching import Matching
 
 

@@ -6,7 +6,6 @@ import enum
 import random
 from typing import TYPE_CHECKING
 
-from penstock.generation.encoder_input import EncoderInput
 from penstock.generation.logprobs import PromptScores
 from penstock.generation.prompt_frame import PromptFrame
 from penstock.generation.requests.generation_request import GenerationRequest
@@ -50,7 +49,11 @@ class Sequence:
         self.params = request.params
         prompt = frame.placed(request)
         #: None in models without an encoder.
-        self.encoder = EncoderInput(prompt) if frame.decoder_start else None
+        self.encoder: EncoderInput | None = None
+        if frame.decoder_start:
+            from penstock.generation.encoder_input import EncoderInput
+
+            self.encoder = EncoderInput(prompt)
         first = frame.first_tokens(prompt)
         #: The tokens with which the text begins that the model goes on with.
         self.num_prompt_tokens = len(first)

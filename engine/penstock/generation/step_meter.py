@@ -6,21 +6,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as List
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.generation.chosen import Chosen
-from penstock.generation.ram_attention import Past
 from penstock.generation.requests.request import RequestOutput
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.step_observer import StepObserver
 from penstock.memory.planning.cost import UNKNOWN, MeasuredSteps, Predict
-from penstock.memory.planning.expert_demand import ExpertDemand
 from penstock.memory.planning.plan import MemoryPlan
-from penstock.memory.planning.splits_in_ram import NOTHING_SPILLED, SpilledKeys
 from penstock.memory.planning.step_work import StepLoad
 from penstock.metrics import EngineMetrics, KVSpillStats, StepStats
 from penstock.weights.streamer import LayerStreamer
+
+if TYPE_CHECKING:
+    from penstock.generation.ram_attention import Past
+    from penstock.memory.planning.expert_demand import ExpertDemand
+    from penstock.memory.planning.splits_in_ram import SpilledKeys
 
 
 class StepMark(NamedTuple):
@@ -49,6 +51,8 @@ class StepMeter(StepObserver):
         """`predict` says how long a step should take by what was measured of the hardware. expected(pasts of
         a step's sequences): LayerCaches.expected(). `kv_spill`: of keys and values that are on disk while
         their sequence runs."""
+        from penstock.memory.planning.splits_in_ram import NOTHING_SPILLED
+
         self.predict = predict
         #: What the steps so far say, for hardware that was not measured.
         self.measured = MeasuredSteps()
@@ -152,6 +156,8 @@ class StepMeter(StepObserver):
 
     def _demand(self, mark: StepMark) -> ExpertDemand:
         """The experts that the step has asked for."""
+        from penstock.memory.planning.expert_demand import ExpertDemand
+
         counts = self._streamer.tiers.expert_counts
         return ExpertDemand(*(now - before for now, before in zip(counts, mark.expert_counts, strict=True)))
 

@@ -80,6 +80,7 @@ __all__ = [
     "StackedMatrix",
     "StateSlots",
     "choose_kernels",
+    "host_kernels",
     "settle_all",
     "expected_traits",
     "fingerprint",
@@ -120,6 +121,11 @@ def choose_kernels(
 
         return on_a_card.card_kernels(config, device, cache_folder)
     return NativeKernels(config.activations)
+
+
+def host_kernels(config: EngineConfig) -> Kernels:
+    """The processor's kernels beside those of a card."""
+    return choose_kernels(EngineConfig(activations=config.activations, kernel_tuning=config.kernel_tuning))
 
 
 def use_processor(config: EngineConfig, num_threads: int) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from penstock.config import KernelChoice
 from penstock.errors import ConfigError
-from penstock.kernels.experts import ExpertKernels
-from penstock.kernels.low_rank import LowRankKernels
 from penstock.kernels.mixture.routing import Routed, Router, Routing, plain_route
 from penstock.kernels.operands import (
     ActivationFunction,
@@ -25,6 +23,10 @@ from penstock.kernels.operands import (
 )
 from penstock.kernels.sublayers.protocol import Sublayers
 from penstock.spec import KV_LAYOUTS, KVLayout
+
+if TYPE_CHECKING:
+    from penstock.kernels.experts import ExpertKernels
+    from penstock.kernels.low_rank import LowRankKernels
 
 
 @dataclass(frozen=True)

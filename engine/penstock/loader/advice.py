@@ -9,7 +9,6 @@ from typing import Any
 
 from penstock.errors import InvalidParameter
 from penstock.generation.requests.generation_request import SamplingParams
-from penstock.gguf_file import read_metadata
 from penstock.weights.checkpoints.checkpoint import read_json
 
 logger = logging.getLogger(__name__)
@@ -42,6 +41,8 @@ def read_advice(folder: Path) -> dict[str, object]:
     A value that no request may have is left out with a warning, as transformers warns when it reads the file:
     otherwise every request would fail by a value that its client did not send. Raises CorruptFile."""
     if folder.is_file():
+        from penstock.gguf_file import read_metadata
+
         return _OF_LLAMA_CPP | _checked_advice(folder, _in_metadata(read_metadata(folder)))
     path = folder / "generation_config.json"
     return _checked_advice(path, read_json(path) if path.is_file() else {})

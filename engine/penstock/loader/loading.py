@@ -22,7 +22,6 @@ from penstock.model.registry import OpenModel, open_model
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock.weights.checkpoints.checksums import Checksums
-from penstock.weights.checkpoints.hub import find_model
 
 
 def load_model(
@@ -33,6 +32,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a model by its name. Engine.load() describes the arguments and the errors. The tokenizer is made
     while weights are read. `share` says which layers are this machine's."""
+    from penstock.weights.checkpoints.hub import find_model
+
     config = with_adapter_bytes(config)
     folder = find_model(source.model, source.revision, source.offline, allow_pickle=config.allow_pickle)
     opened = open_folder(folder, config)

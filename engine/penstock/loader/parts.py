@@ -10,7 +10,6 @@ from typing import NamedTuple
 from penstock.config import EngineConfig, ResolvedConfig
 from penstock.generation.executor import Executor
 from penstock.kernels import Kernels, Matrix
-from penstock.memory import kept_uses
 from penstock.memory.hardware import (
     HardwareProfile,
 )
@@ -61,6 +60,8 @@ class Model:
         is freed when this object and all views of its weights are gone. Keeps the uses of experts."""
         experts = self.streamer.tiers.nearest_experts
         if experts is not None and self.uses_file is not None and experts.uses.num_uses:
+            from penstock.memory import kept_uses
+
             kept_uses.write(self.uses_file, experts.uses.counts)
         self.streamer.close()
         self.executor.kv_cache.close()

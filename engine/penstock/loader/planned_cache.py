@@ -5,17 +5,16 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.cache.kv_cache import KVCache
-from penstock.cache.spill.layer_turns import LayerTurns
-from penstock.cache.spill.link_turns import LinkTurns
-from penstock.cache.spill.spill_file import SpillFile
-from penstock.cache.spill.spill_memory import SpillMemory
-from penstock.cache.spill.spilled_cache import SpilledKVCache
 from penstock.memory.lane import Lane
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.pools import MemoryPool, whole_lines
 from penstock.spec import KVLayout, ModelSpec
+
+if TYPE_CHECKING:
+    from penstock.cache.spill.spilled_cache import SpilledKVCache
 
 
 def planned_cache(
@@ -28,12 +27,20 @@ def planned_cache(
     pool = MemoryPool("KV cache", whole_lines(plan.kv_bytes) + plan.state_bytes, lane.allocate)
     num_resident = plan.num_kv_blocks - num_spilled
     if plan.kv_spill_bytes:
+        from penstock.cache.spill.link_turns import LinkTurns
+        from penstock.cache.spill.spill_memory import SpillMemory
+        from penstock.cache.spill.spilled_cache import SpilledKVCache
+
         memory = SpillMemory(plan.kv_spill_bytes, lane.memories[0], lane.link)
         turns = partial(LinkTurns, memory)
         return SpilledKVCache(spec, num_resident, num_spilled, size, layout, pool, memory, turns)
     if not num_spilled or folder is None:
         num_states, guesses = plan.num_state_slots, plan.guess_room
         return KVCache(spec, plan.num_kv_blocks, size, layout, pool, num_states, guesses=guesses)
+    from penstock.cache.spill.layer_turns import LayerTurns
+    from penstock.cache.spill.spill_file import SpillFile
+    from penstock.cache.spill.spilled_cache import SpilledKVCache
+
     file = SpillFile(Path(folder), num_spilled * size * spec.kv_bytes_per_token(layout), depth=depth)
     return SpilledKVCache(
         spec, num_resident, num_spilled, size, layout, pool, file, partial(LayerTurns, file)

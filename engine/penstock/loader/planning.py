@@ -10,14 +10,12 @@ from pathlib import Path
 
 import torch
 
-from penstock.cache.disk.kv_store import NUM_BUFFERS
 from penstock.config import EngineConfig
 from penstock.errors import CapacityError
 from penstock.generation.warm_up import ZeroProducts, largest_step, measure_activations
-from penstock.kernels import Kernels, choose_kernels
+from penstock.kernels import Kernels, choose_kernels, host_kernels
 from penstock.loader.parts import PlannedModel
 from penstock.loader.processor import threads_of, tuned
-from penstock.memory import kept_uses
 from penstock.memory.hardware import (
     HardwareProfile,
     capacities,
@@ -28,10 +26,8 @@ from penstock.memory.planning.kv_blocks import USUAL_TOKENS, context
 from penstock.memory.planning.plan import gib
 from penstock.memory.planning.planner import plan_memory
 from penstock.model.footprint import footprint
-from penstock.model.pooling.pooling_config import pooling_config
 from penstock.model.registry import OpenModel
 from penstock.spec import KVLayout, ModelSpec, UnitKey
-from penstock.weights.split.sharing import host_kernels
 from penstock.weights.tensors import ModelTensors, UnitLayout, beside_shared
 
 #: Bytes of activations, by all that they depend on: a model that comes back does not compute its largest step
@@ -55,13 +51,19 @@ def plan_model(
         config = tuned(config, hardware)
     kernels, config = _kernels(config, lane, cache_folder, kernels)
     if opened.pooling is not None:
+        from penstock.model.pooling.pooling_config import pooling_config
+
         config = pooling_config(config, opened.spec, opened.pooling)
     kv_layout = opened.spec.kv_layout(config.kv_dtype)
     tensors = opened.store.tensors
     _require(kernels, tensors, kv_layout)
     hardware = lane.describe(hardware or capacities())
     config, hardware = _beside_disk(config, hardware, opened.spec, kv_layout)
-    size = kept_uses.learned(footprint(opened.spec, tensors, kv_layout), uses_of(opened, cache_folder)[1])
+    size = footprint(opened.spec, tensors, kv_layout)
+    if uses := uses_of(opened, cache_folder)[1]:
+        from penstock.memory import kept_uses
+
+        size = kept_uses.learned(size, uses)
     if shares_ends:
         embedding, head = (UnitLayout.of(beside_shared(end)) for end in (tensors.embedding, tensors.head))
         size = replace(size, embedding_bytes=embedding.num_bytes, head_bytes=head.num_bytes)
@@ -79,6 +81,8 @@ def _beside_disk(
     num_tiers = (config.kv_disk is not None) + (config.kv_host_bytes is not None)
     if not num_tiers:
         return config, hardware
+    from penstock.cache.disk.kv_store import NUM_BUFFERS
+
     num_bytes = num_tiers * NUM_BUFFERS * round_up(config.block_size * spec.kv_bytes_per_token(kv_layout))
     if config.host_memory_bytes is not None:
         return replace(config, host_memory_bytes=max(1, config.host_memory_bytes - num_bytes)), hardware
@@ -89,6 +93,8 @@ def uses_of(opened: OpenModel, cache_folder: Path | None) -> tuple[Path | None, 
     """The file in which the uses of the model's experts are kept, and the uses. None without experts."""
     if cache_folder is None or not opened.spec.num_experts_per_token:
         return None, {}
+    from penstock.memory import kept_uses
+
     file, units = kept_uses.path_of(cache_folder, opened.store.checkpoint.folder), opened.store.units
     # Another model may have been in the folder before.
     return file, {key: count for key, count in kept_uses.read(file).items() if key in units}

@@ -9,30 +9,33 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.cache.kv_cache import KVCache
-from penstock.cache.spill.spilled_cache import SpilledKVCache
 from penstock.config import INT8_ACTIVATIONS_COST, EngineConfig, ResolvedConfig
 from penstock.errors import CapacityError
 from penstock.generation.executor import Executor
-from penstock.kernels import Kernels
+from penstock.kernels import Kernels, host_kernels
 from penstock.loader.parts import LoadedModel, Model, PlannedModel, SharedEnds
 from penstock.loader.planned_cache import planned_cache
 from penstock.loader.planning import room_for, uses_of
 from penstock.memory.direct_io import DEFAULT_DEPTH, DirectReader
 from penstock.memory.planning.cost import Predict, predict_step
-from penstock.memory.planning.expert_lanes import expert_rates
 from penstock.memory.planning.kv_blocks import check_context
 from penstock.memory.planning.plan import CUDA_CONTEXT_BYTES, MemoryPlan, gib
 from penstock.model.family import Family
 from penstock.spec import ModelSpec, UnitKey
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.layer_weights import LayerWeights, with_head
-from penstock.weights.split.sharing import Sharing, host_kernels, streamed_share
 from penstock.weights.streamer import LayerStreamer
 from penstock.weights.tensors import beside_shared
 from penstock.weights.tiers.readers import StoreReader
 from penstock.weights.tiers.use_counts import UseCounts
+
+if TYPE_CHECKING:
+    from penstock.cache.spill.spilled_cache import SpilledKVCache
+    from penstock.memory.planning.expert_lanes import ExpertRates
+    from penstock.weights.split.sharing import Sharing
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +132,14 @@ def _share_products(
     planned: PlannedModel, config: ResolvedConfig, reader: StoreReader, undo: contextlib.ExitStack
 ) -> Sharing:
     """What the processor computes beside a card, if it does."""
+    from penstock.weights.split.sharing import Sharing, streamed_share
+
     plan, size, hardware = planned.plan, planned.size, planned.hardware
+    rates: ExpertRates | None = None
+    if plan.shares_experts:
+        from penstock.memory.planning.expert_lanes import expert_rates
+
+        rates = expert_rates(size.experts, hardware, config.rows_per_token)
     sharing = Sharing.of(
         plan,
         planned.opened.store.tensors,
@@ -138,7 +148,7 @@ def _share_products(
         planned.lane,
         config,
         streamed_share(plan, size, hardware, config),
-        expert_rates(size.experts, hardware, config.rows_per_token),
+        rates,
     )
     undo.callback(sharing.reader.close)
     return sharing

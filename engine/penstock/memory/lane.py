@@ -17,7 +17,6 @@ from torch import Tensor
 
 from penstock.config import card_number
 from penstock.errors import ConfigError
-from penstock.memory.cuda_lane import CudaLane
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.host_lane import HostLane
 from penstock.memory.spare_memory import SpareMemory
@@ -178,6 +177,8 @@ def find_lane(choice: str, spare: SpareMemory | None = None) -> Lane:
     number = card_number(choice)
     trouble = gpu_trouble(number or 0)
     if trouble is None:
+        from penstock.memory.cuda_lane import CudaLane
+
         return CudaLane(number or 0)
     if number is not None:
         raise ConfigError(f"--device {choice}: {trouble}")

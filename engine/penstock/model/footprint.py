@@ -14,7 +14,6 @@ from penstock.spec import (
     SharedMatrix,
 )
 from penstock.weights.formats.priced_formats import elements_by_price
-from penstock.weights.split.row_split import can_be_split, row_bytes
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
 
 
@@ -79,13 +78,11 @@ def _shared_matrices(
     layer: tuple[TensorSpec, ...], lower_planes: tuple[tuple[TensorSpec, ...], ...]
 ) -> tuple[SharedMatrix, ...]:
     """Of one layer and its lower planes, if it has any."""
-    lower = {tensor.name: row_bytes(tensor) for tensors in lower_planes for tensor in tensors}
+    lower = {tensor.name: tensor.row_bytes for tensors in lower_planes for tensor in tensors}
     return tuple(
-        SharedMatrix(
-            tensor.shape[0], row_bytes(tensor) + lower.get(tensor.name, 0), lower.get(tensor.name, 0)
-        )
+        SharedMatrix(tensor.shape[0], tensor.row_bytes + lower.get(tensor.name, 0), lower.get(tensor.name, 0))
         for tensor in layer
-        if can_be_split(tensor)
+        if tensor.can_be_split
     )
 
 

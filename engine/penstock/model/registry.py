@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.config import ModelImpl, WeightBits
 from penstock.errors import MALFORMED, CheckpointError, InvalidConfig, UnsupportedModel
@@ -31,7 +31,6 @@ from penstock.model.pooling.find_pooling import (
     PoolingWish,
     find_pooling,
 )
-from penstock.model.pooling.pooled_family import PooledFamily, pooled
 from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.model.spec_check import check_sizes, check_spec
 from penstock.spec import ModelSpec
@@ -40,6 +39,9 @@ from penstock.weights.checkpoints.formats import open_checkpoint, read_config
 from penstock.weights.checkpoints.own_head import TIED_HEAD, has_own_head
 from penstock.weights.checkpoints.quantized.quantization_config import activation_note, kv_note
 from penstock.weights.store import WeightStore
+
+if TYPE_CHECKING:
+    from penstock.model.pooling.pooled_family import PooledFamily
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +127,8 @@ def read_pooled_spec(
     spec = spec if pooling.score_tokens else replace(spec, is_tied=True)
     if encoder is not None:  # PooledFamily.kv_layer
         spec = replace(spec, layers_without_kv=frozenset(range(1, spec.num_layers)))
+    from penstock.model.pooling.pooled_family import pooled
+
     return pooled(found, replace(pooling, num_dimensions=spec.hidden_size)), spec
 
 
@@ -201,7 +205,7 @@ def open_mtp_head(
     """The head of multi-token prediction in a model's folder, as a model of one layer, which shares embedding
     and head with the model. An unquantized head becomes INT8: in 4 bits it guesses far worse. None if there
     is none. Raises what open_model() raises."""
-    if model_impl == "transformers" or not _may_have_head(folder):
+    if model_impl == "transformers" or not may_have_head(folder):
         return None
     checkpoint, family, spec, pooling = _read_folder(folder, allow_pickle, model_impl, wish)
     found = None if pooling is not None else _open_head(checkpoint, family, spec, group_size)
@@ -223,8 +227,9 @@ def _open_head(
     return OpenModel(family, own, store)
 
 
-def _may_have_head(folder: Path) -> bool:
-    """By config.json alone, since most models have none. What is wrong with it, open_model() says."""
+def may_have_head(folder: Path) -> bool:
+    """Whether a model can have a head of multi-token prediction, by config.json alone, since most models have
+    none. What is wrong with it, open_model() says."""
     try:
         config = read_config(folder)
         family = find_family(config)

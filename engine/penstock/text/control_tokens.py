@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from penstock.errors import InvalidParameter
-from penstock.text.foreign_rules import refused_texts
 from penstock.text.text_process import FOREIGN
 
 #: Added tokens of this shape control a model, also where its files don't call them special: Qwen's
@@ -67,6 +66,8 @@ class ControlTokens:
     def encode(self, rendered: str, origins: bytes) -> list[int]:
         """The token ids of a rendered text. Raises InvalidParameter for a control token's name in a message
         that the tokenizer can't write as ordinary text."""
+        from penstock.text.foreign_rules import refused_texts
+
         self._tokenizer.try_rules(rendered)
         parts = list(self._parts(rendered, origins))
         for is_cut in (False, True):

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidParameter
-from penstock.text.middle_tokens import MiddleTokens, find_middle_tokens
 from penstock.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.text.middle_tokens import MiddleTokens
 
 #: A blank of a text. Where a text has this one, underscores are text.
 SPAN = "<span>"
@@ -167,4 +169,6 @@ class PromptForms:
 
     @cached_property
     def _middle(self) -> MiddleTokens | None:
+        from penstock.text.middle_tokens import find_middle_tokens
+
         return None if self.has_encoder else find_middle_tokens(self._vocab)

@@ -13,8 +13,6 @@ from typing import Any
 
 from penstock.errors import CheckpointNotFound, ConfigError, CorruptFile, PenstockError, RequestError
 from penstock.text.control_tokens import ControlTokens
-from penstock.text.foreign_rules import check_rules, refused_texts, unknown_rules
-from penstock.text.text_process import TextLost, Trial, text_process
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -39,6 +37,8 @@ class Tokenizer:
 
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
         """`tokenizer` is a transformers tokenizer, or has the methods of one that are called here."""
+        from penstock.text.foreign_rules import check_rules, unknown_rules
+
         self.backend = tokenizer
         self.vocab_size: int = len(tokenizer)
         # A vocabulary may have a piece twice; get_vocab() then has only one of the two ids.
@@ -85,6 +85,8 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. add_special_tokens: add the tokens that the model wants around a prompt."""
+        from penstock.text.foreign_rules import refused_texts
+
         self.try_rules(text)
         # verbose=True would warn of texts longer than the context. The engine checks the length itself.
         with refused_texts():
@@ -94,6 +96,8 @@ class Tokenizer:
     def try_rules(self, text: str) -> None:
         """Raises RequestError for a text with which the tokenizer's own rules take too much time or memory.
         Does nothing where the rules are known."""
+        from penstock.text.text_process import TextLost, Trial, text_process
+
         if self._unknown_rules is None:
             return
         try:
@@ -107,6 +111,8 @@ class Tokenizer:
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
         """Token ids of two texts with the tokens that the model wants around and between them, and the place
         where the second text begins; 0 if the tokenizer does not say."""
+        from penstock.text.foreign_rules import refused_texts
+
         self.try_rules(first)
         self.try_rules(second)
         with refused_texts():
@@ -128,6 +134,8 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids. Bytes that are not UTF-8 become U+FFFD. Spaces stay as they are. Ids that the
         tokenizer does not have give no text: models pad their vocabulary."""
+        from penstock.text.foreign_rules import refused_texts
+
         known = [token_id for token_id in token_ids if token_id in self._known_ids]
         try:
             with refused_texts():

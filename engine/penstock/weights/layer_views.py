@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from penstock.spec import UnitKey
-from penstock.weights.expert_lender import ExpertLender
 from penstock.weights.layer_weights import LayerWeights, NextExperts, no_experts
-from penstock.weights.split.shared_rows import SharedRows
 from penstock.weights.tensors import Unit
 from penstock.weights.tiers.lane_tiers import LaneTiers
+
+if TYPE_CHECKING:
+    from penstock.weights.expert_lender import ExpertLender
+    from penstock.weights.split.shared_rows import SharedRows
 
 
 class LayerViews:

@@ -7,14 +7,16 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from penstock.kernels import Arriving, GatedExpert, Matrix, PlanesTensor, Router
-from penstock.kernels.shared.split_matrix import SplitMatrix
-from penstock.weights.adapters.adapted import Adapted
-from penstock.weights.expert_table import ExpertRun
 from penstock.weights.tensors import ModelTensors, UnitLayout
+
+if TYPE_CHECKING:
+    from penstock.weights.adapters.adapted import Adapted
+    from penstock.weights.expert_table import ExpertRun
 
 #: Experts that are there together: (number, weights of the expert).
 ExpertGroup = list[tuple[int, "LayerWeights"]]
@@ -98,6 +100,8 @@ class LayerWeights:
 
     def in_ram(self) -> LayerWeights:
         """The same weights, whose matrices the processor computes beside a card."""
+        from penstock.kernels.shared.split_matrix import SplitMatrix
+
         matrices = {name: each for name, each in self._tensors.items() if not isinstance(each, Tensor)}
         return LayerWeights(self._tensors | {name: SplitMatrix((), each) for name, each in matrices.items()})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,6 @@ from penstock.config import INT4_GROUP_SIZE, WeightBits
 from penstock.errors import MALFORMED, ConfigError, InvalidConfig
 from penstock.spec import UnitKey
 from penstock.weights.checkpoints.checkpoint import Checkpoint
-from penstock.weights.checkpoints.quantized.module_kinds import module_kinds, names_kinds
-from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
 from penstock.weights.checkpoints.quantized.quantization_config import (
     STEPS_KEY,
     check_quantization,
@@ -38,13 +36,14 @@ from penstock.weights.formats.model_formats import (
     in_int4,
     with_experts_in,
 )
-from penstock.weights.formats.plane_units import in_planes
 from penstock.weights.formats.weight_format import Loss
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensor_check import check_tensors, with_own_groups, with_whole_groups
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import ModelTensors, TensorSpec, UnitLayout
-from penstock.weights.weight_facts import WeightFacts
+
+if TYPE_CHECKING:
+    from penstock.weights.weight_facts import WeightFacts
 
 
 class WeightStore:
@@ -92,6 +91,8 @@ class WeightStore:
     @cached_property
     def facts(self) -> WeightFacts:
         """In words for people. After keep(), those of the tensors that were kept."""
+        from penstock.weights.weight_facts import WeightFacts
+
         return WeightFacts.of(self.checkpoint, self.tensors)
 
     @property
@@ -169,6 +170,8 @@ def planned_tensors(
 ) -> ModelTensors:
     """A model's tensors as they will be kept, known by config.json alone. Raises as quantized_tensors()
     does, and InvalidConfig."""
+    from penstock.weights.checkpoints.quantized.module_kinds import module_kinds, names_kinds
+
     try:
         wanted, packed = quantized_tensors(tensors, config, weights, group_size), int4_group_size(config)
     except MALFORMED as error:
@@ -176,6 +179,8 @@ def planned_tensors(
             f"the quantization_config of config.json makes no sense ({error!r}); download it again"
         ) from error
     if has_mxfp4_experts(config):
+        from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
+
         return with_experts_in(wanted, Int4(Mxfp4.form))
     if names_kinds(config):
         if weights != "int4" and group_size is None:
@@ -189,7 +194,11 @@ def planned_tensors(
 
 def _as_planes(tensors: ModelTensors, config: dict[str, Any], weights: WeightBits) -> ModelTensors:
     """The same tensors, in planes where EngineConfig's `weights` or the checkpoint's config.json say so."""
-    return in_planes(tensors) if weights == "planes" or has_planes(config) else tensors
+    if weights != "planes" and not has_planes(config):
+        return tensors
+    from penstock.weights.formats.plane_units import in_planes
+
+    return in_planes(tensors)
 
 
 def quantized_tensors(

@@ -7,22 +7,24 @@ import itertools
 import math
 import time
 from collections.abc import Collection, Generator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from penstock.memory.lane import Lane
-from penstock.memory.planning.expert_lanes import ExpertRates
 from penstock.memory.planning.plan import TierPlan
 from penstock.spec import DECODER, UnitKey
-from penstock.weights.expert_lender import ExpertLender
 from penstock.weights.layer_views import LayerViews
 from penstock.weights.layer_weights import LayerWeights
-from penstock.weights.split.shared_rows import SharedRows
 from penstock.weights.tensors import ModelTensors
 from penstock.weights.tiers.lane_tiers import LaneTiers
 from penstock.weights.tiers.tier import UnitReader
 from penstock.weights.tiers.use_counts import UseCounts
+
+if TYPE_CHECKING:
+    from penstock.memory.planning.expert_lanes import ExpertRates
+    from penstock.weights.split.shared_rows import SharedRows
 
 
 class LayerStreamer:
@@ -64,9 +66,11 @@ class LayerStreamer:
         experts = self.tiers.nearest_experts
         in_ram = self.tiers.experts_in_ram
         self._handover = lane.handover() if shared is not None or in_ram is not None else None
-        self._lender = (
-            ExpertLender(units, experts, lane.link, in_ram, self._handover) if experts is not None else None
-        )
+        self._lender: ExpertLender | None = None
+        if experts is not None:
+            from penstock.weights.expert_lender import ExpertLender
+
+            self._lender = ExpertLender(units, experts, lane.link, in_ram, self._handover)
         self._num_sweeps = 0
         self._views = LayerViews(units, self._layers, self.tiers, self._lender, shared)
         #: Layers that stay in memory and are there, by their places: nothing takes them away again.

@@ -43,6 +43,19 @@ class TensorSpec:
     def components(self) -> tuple[Component, ...]:
         return self.format.components(self.shape)
 
+    @property
+    def can_be_split(self) -> bool:
+        """Whether each array has a row for each output channel, and products want a matrix that lies in one
+        place no more than in two."""
+        if self.is_whole or not self.format.can_be_split:
+            return False
+        return all(array.shape[:1] == self.shape[:1] for array in self.components)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of an output channel, of a matrix that can be split."""
+        return sum(array.num_bytes for array in self.components) // self.shape[0]
+
 
 class TensorSlot(NamedTuple):
     """Where one tensor lies in a buffer."""

@@ -7,9 +7,8 @@ shared block before it writes there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from penstock.cache.disk.piece_numbers import PieceNumbers
-from penstock.generation.blocks.block_log import BlockLog
 from penstock.generation.blocks.block_pool import BlockPool
 from penstock.generation.blocks.block_store import BlockStore
 from penstock.generation.blocks.departures import Departures
@@ -19,6 +18,10 @@ from penstock.generation.blocks.prefix_cache import PrefixCache
 from penstock.generation.blocks.state_pool import StatePool
 from penstock.generation.scheduling.sequence_group import together
 from penstock.generation.sequence import Sequence
+
+if TYPE_CHECKING:
+    from penstock.cache.disk.piece_numbers import PieceNumbers
+    from penstock.generation.blocks.block_log import BlockLog
 
 
 class BlockManager:

@@ -11,9 +11,9 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock.generation.blocks.block_pool import BlockPool
-from penstock.generation.blocks.block_store import BlockStore, Reading
 from penstock.generation.blocks.kept_states import ArrivingState, KeptStates
 from penstock.generation.blocks.landing import Landing
 from penstock.generation.blocks.prefix_cache import PrefixCache
@@ -21,6 +21,9 @@ from penstock.generation.blocks.prefix_lookup import FoundWith
 from penstock.generation.scheduling.sequence_group import together
 from penstock.generation.sequence import Sequence
 from penstock.metrics import KVDiskReads, Preemptions
+
+if TYPE_CHECKING:
+    from penstock.generation.blocks.block_store import BlockStore, Reading
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ pieces are there."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Set
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from penstock.cache.disk.piece_numbers import PieceNumbers
 from penstock.generation.blocks.state_pool import StatePool
+
+if TYPE_CHECKING:
+    from penstock.cache.disk.piece_numbers import PieceNumbers
 
 
 class PieceStore(Container[bytes], Protocol):

@@ -13,16 +13,18 @@ are accepted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.generation.blocks.block_keys import encoder_keys, full_key, partial_key, tail_key
-from penstock.generation.blocks.block_log import BlockLog
 from penstock.generation.blocks.block_pool import BlockPool
-from penstock.generation.blocks.kept_states import KeptStates
 from penstock.generation.blocks.prefix_lookup import PrefixLookup
 from penstock.generation.blocks.state_pool import StatePool
 from penstock.generation.blocks.state_saves import StateSaves
 from penstock.generation.sequence import Sequence
+
+if TYPE_CHECKING:
+    from penstock.generation.blocks.block_log import BlockLog
+    from penstock.generation.blocks.kept_states import KeptStates
 
 
 class Keeper(Protocol):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from penstock.generation.grammars.grammar import Grammar
 from penstock.generation.sequence import Sequence
+
+if TYPE_CHECKING:
+    from penstock.generation.grammars.grammar import Grammar
 
 #: Forks of a grammar's matchers. A compiled grammar has room for 50,000 states of its lexer, which all its
 #: matchers share, and a fork along a wrong guess takes one or two. They must not use up what answers need.

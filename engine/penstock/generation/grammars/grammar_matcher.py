@@ -13,14 +13,16 @@ import logging
 import threading
 import weakref
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLTokenizer
 
 from penstock.errors import InvalidParameter, RequestFailed
-from penstock.generation.grammars.grammar import Grammar, invalid
-from penstock.generation.grammars.grammar_trial import LIMITS, MAX_SECONDS, GrammarTrial, source
 from penstock.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.generation.grammars.grammar import Grammar
+    from penstock.generation.grammars.grammar_trial import GrammarTrial
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,9 @@ class GrammarCompiler:
         return Matcher(self._compile(grammar).deep_copy(), self._built_vocabulary())
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
+        from penstock.generation.grammars.grammar import invalid
+        from penstock.generation.grammars.grammar_trial import LIMITS, MAX_SECONDS, source
+
         if compiled := self._compiled.get(id(grammar)):
             return compiled
         if not self._passes(grammar.kind, grammar.text):
@@ -176,6 +181,8 @@ class _Vocabulary:
         """Raises InvalidParameter if the tokens' bytes are not what the tokenizer decodes them to."""
         self._own = tokenizer
         if not _is_spelled_by_its_tokens(tokenizer):
+            from penstock.generation.grammars.grammar import invalid
+
             raise invalid(
                 "this model's tokenizer can't be used with a grammar: a decoded text differs from the texts "
                 "of its tokens put together"
@@ -195,6 +202,8 @@ class _Vocabulary:
 
     @cached_property
     def trial(self) -> GrammarTrial:
+        from penstock.generation.grammars.grammar_trial import GrammarTrial
+
         return GrammarTrial(self.tokens, self.special_token_ids, self.eos_token_id, self._ends)
 
     def __call__(self, text: str) -> list[int]:
@@ -230,6 +239,8 @@ _NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "choice":
 
 
 def _unusable(kind: str, why: str) -> InvalidParameter:
+    from penstock.generation.grammars.grammar import invalid
+
     return invalid(f"the {_NAMES[kind]} can't be used: {why}")
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidParameter
-from penstock.generation.beam_search import BeamParams
-from penstock.generation.grammars.blanks import Blanks
-from penstock.generation.grammars.grammar import Grammar
-from penstock.generation.grammars.thinking import Thinking
 
 if TYPE_CHECKING:
+    from penstock.generation.beam_search import BeamParams
+    from penstock.generation.grammars.blanks import Blanks
+    from penstock.generation.grammars.grammar import Grammar
+    from penstock.generation.grammars.thinking import Thinking
     from penstock.generation.requests.prompt_embeds import PromptEmbeds
     from penstock.weights.adapters.adapter import Adapter
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from penstock.errors import ContextOverflow, InvalidParameter
-from penstock.generation.beam_search import BeamParams
-from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 from penstock.generation.requests.generation_request import (
     GenerationRequest,
     PoolingParams,
@@ -15,6 +14,10 @@ from penstock.generation.requests.generation_request import (
 )
 from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from penstock.generation.beam_search import BeamParams
+    from penstock.generation.grammars.grammar_matcher import GrammarCompiler
 
 OTHER_ROUTES = (
     "Ask /v1/embeddings for vectors, /v1/score and /v1/rerank for scores; --runner generate serves a decoder "

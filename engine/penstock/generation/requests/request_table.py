@@ -5,22 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidParameter
 from penstock.generation.chosen import Chosen
-from penstock.generation.grammars.blanks import BlankMatcher
-from penstock.generation.grammars.grammar_matcher import GrammarCompiler
-from penstock.generation.grammars.matching import Matching
-from penstock.generation.grammars.thinking import ThinkingMatcher
 from penstock.generation.prompt_frame import PromptFrame
-from penstock.generation.requests.beam_request import BeamRequest
 from penstock.generation.requests.generation_request import SamplingParams, ValidRequest
-from penstock.generation.requests.pooled_request import PooledRequest
 from penstock.generation.requests.request import Request, RequestOutput
 from penstock.generation.scheduling.batch import Batch
 from penstock.generation.scheduling.scheduler import Scheduler
 from penstock.generation.sequence import FinishReason, Sequence
 from penstock.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.generation.grammars.grammar_matcher import GrammarCompiler
+    from penstock.generation.grammars.matching import Matching
 
 
 class RequestTable:
@@ -67,19 +66,27 @@ class RequestTable:
 
     def _request(self, sequence: Sequence) -> Request:
         if sequence.pooled is not None:
+            from penstock.generation.requests.pooled_request import PooledRequest
+
             return PooledRequest(sequence, self._tokenizer)
         if sequence.params.beams is None:
             return Request(sequence, self._tokenizer)
+        from penstock.generation.requests.beam_request import BeamRequest
+
         return BeamRequest(
             sequence, self._tokenizer, sequence.params.beams, self._scheduler.admission.replace
         )
 
     def _matcher(self, params: SamplingParams) -> Matching | None:
         if params.blanks is not None:
+            from penstock.generation.grammars.blanks import BlankMatcher
+
             return BlankMatcher(params.blanks, self._tokenizer.eos_token_ids)
         matcher = self._grammars.matcher(params.grammar) if params.grammar else None
         if params.thinking is None:
             return matcher
+        from penstock.generation.grammars.thinking import ThinkingMatcher
+
         return ThinkingMatcher(
             params.thinking, matcher, self._tokenizer.token_bytes, self._tokenizer.eos_token_ids
         )

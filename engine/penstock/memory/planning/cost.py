@@ -16,18 +16,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.config import EngineConfig
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.planning.expert_demand import NO_DEMAND, ExpertDemand
-from penstock.memory.planning.expert_window import EXPERT_OVERHEAD_S, expert_window
+from penstock.memory.planning.expert_demand import EXPERT_OVERHEAD_S, NO_DEMAND, ExpertDemand, ExpertWindow
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.product_times import LAYER_OVERHEAD_S, multiply_s
-from penstock.memory.planning.split_cost import SplitWork, split_work
 from penstock.memory.planning.step_work import EXPERTS, StepLoad, StepWork
 from penstock.memory.planning.work import Timeline, Work, simulate
 from penstock.spec import ModelFootprint
+
+if TYPE_CHECKING:
+    from penstock.memory.planning.split_cost import SplitWork
 
 #: Seconds of all that is not a product, for each token and element of a vector that passes a matrix, as
 #: LAYER_OVERHEAD_S has them for each layer.
@@ -125,10 +126,15 @@ def predict_step(
     load: StepLoad,
 ) -> StepPrediction:
     """How long a step takes. A rate that is unknown (0, or no disk was measured) has no term."""
-    rows = config.rows_per_token
-    window = expert_window(plan, footprint.experts, hardware, rows, load.num_tokens, load.demand)
+    rows, window = config.rows_per_token, ExpertWindow()
+    if footprint.experts.count:
+        from penstock.memory.planning.expert_window import expert_window
+
+        window = expert_window(plan, footprint.experts, hardware, rows, load.num_tokens, load.demand)
     step = StepWork(plan, footprint, hardware, rows, load, window)
     if plan.kept_share is not None and not load.is_alone:
+        from penstock.memory.planning.split_cost import split_work
+
         split = split_work(plan, footprint, hardware, config, load.num_tokens, window)
         if split is not None:
             return _shared(step, split)

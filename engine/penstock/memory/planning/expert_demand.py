@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from penstock.memory.planning.plan import MemoryPlan
-from penstock.memory.planning.popularity import chosen_shares, hit_rate, step_shares, weights_of
 from penstock.spec import ExpertFootprint
 
 
@@ -27,6 +27,31 @@ class ExpertDemand:
 
 
 NO_DEMAND = ExpertDemand()
+#: Seconds of an expert's calls beside its products: 30 us in the kernels' calls, measured with an expert of
+#: 64 by 64, and the rest for finding and adding up.
+EXPERT_OVERHEAD_S = 45e-6
+
+
+class ExpertWindow(NamedTuple):
+    """The experts of a step, of all layers together. Seconds of lanes and links overlap."""
+
+    demand: ExpertDemand = NO_DEMAND
+    #: In which the missing ones arrive.
+    reading_s: float = 0.0
+    #: In which the processor computes those in RAM, beside a card; and how often a token passes through one.
+    processor_s: float = 0.0
+    num_passes: float = 0.0
+    #: The products of the others, by measured rates of products or by what memory and arithmetic allow.
+    products_s: float = 0.0
+
+    @property
+    def waiting_s(self) -> float:
+        return max(self.reading_s, self.processor_s)
+
+    @property
+    def seconds(self) -> float:
+        """From the first router to the last expert, without what lies between layers."""
+        return max(self.waiting_s, self.products_s) + EXPERT_OVERHEAD_S * self.demand.num_asked
 
 
 def expert_demand(plan: MemoryPlan, experts: ExpertFootprint, num_tokens: int) -> ExpertDemand:
@@ -40,6 +65,8 @@ def expert_demand(plan: MemoryPlan, experts: ExpertFootprint, num_tokens: int) -
 
 @lru_cache(maxsize=256)
 def _demand(experts: ExpertFootprint, num_tokens: int, num_slots: int, num_host_slots: int) -> ExpertDemand:
+    from penstock.memory.planning.popularity import chosen_shares, hit_rate, step_shares, weights_of
+
     num_layers = experts.count / experts.per_layer
     shares = chosen_shares(weights_of(experts), experts.count_per_token / num_layers)
     asked = step_shares(shares, num_tokens)

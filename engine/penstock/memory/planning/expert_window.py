@@ -1,43 +1,15 @@
-"""ExpertWindow: how long a layer after the other waits for its experts in a step, on each lane. Pure."""
+"""expert_window(): how long a layer after the other waits for its experts in a step, on each lane. Pure."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.planning.expert_demand import NO_DEMAND, ExpertDemand, expert_demand
+from penstock.memory.planning.expert_demand import ExpertDemand, ExpertWindow, expert_demand
 from penstock.memory.planning.expert_lanes import expert_rates
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.planned_lanes import PlannedLanes, planned_lanes
 from penstock.memory.planning.product_times import multiply_s
 from penstock.memory.planning.work import Work, simulate
 from penstock.spec import ExpertFootprint
-
-#: Seconds of an expert's calls beside its products: 30 us in the kernels' calls, measured with an expert of
-#: 64 by 64, and the rest for finding and adding up.
-EXPERT_OVERHEAD_S = 45e-6
-
-
-class ExpertWindow(NamedTuple):
-    """The experts of a step, of all layers together. Seconds of lanes and links overlap."""
-
-    demand: ExpertDemand = NO_DEMAND
-    #: In which the missing ones arrive.
-    reading_s: float = 0.0
-    #: In which the processor computes those in RAM, beside a card; and how often a token passes through one.
-    processor_s: float = 0.0
-    num_passes: float = 0.0
-    #: The products of the others, by measured rates of products or by what memory and arithmetic allow.
-    products_s: float = 0.0
-
-    @property
-    def waiting_s(self) -> float:
-        return max(self.reading_s, self.processor_s)
-
-    @property
-    def seconds(self) -> float:
-        """From the first router to the last expert, without what lies between layers."""
-        return max(self.waiting_s, self.products_s) + EXPERT_OVERHEAD_S * self.demand.num_asked
 
 
 def expert_window(

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from penstock.memory.planning.splits_in_ram import AttendsInRam
 from penstock.state_layout import NO_ROOM, GuessRoom
+
+if TYPE_CHECKING:
+    from penstock.memory.planning.splits_in_ram import AttendsInRam
 
 Home = Literal["device", "host", "disk"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from penstock.config import EngineConfig
 from penstock.goes_with import Feature, check_together
@@ -25,10 +26,11 @@ from penstock.memory.planning.plan import (
     plane_notes,
     resident_layers,
 )
-from penstock.memory.planning.splits_in_ram import AttendsInRam, ram_share
 from penstock.memory.planning.state_slots import StateSlots
-from penstock.memory.planning.two_lanes import with_processor
 from penstock.spec import ModelFootprint
+
+if TYPE_CHECKING:
+    from penstock.memory.planning.splits_in_ram import AttendsInRam
 
 #: One layer is computed while the next one arrives.
 NUM_STAGING_SLOTS = 2
@@ -66,7 +68,11 @@ def plan_memory(
     def make_plan(size: ModelFootprint, more_bytes: int) -> MemoryPlan:
         return _Planner(size, hardware, config, activation_bytes + more_bytes, is_measured).plan()
 
-    plan = with_processor(make_plan(footprint, 0), Predictor(footprint, hardware, config), make_plan)
+    plan = make_plan(footprint, 0)
+    if machine is Feature.GPU:
+        from penstock.memory.planning.two_lanes import with_processor
+
+        plan = with_processor(plan, Predictor(footprint, hardware, config), make_plan)
     return plan if footprint.implementation == "penstock" else replace(plan, notes=(FOREIGN, *plan.notes))
 
 
@@ -97,6 +103,8 @@ def _attends_in_ram(
     lane = hardware.lane
     if not lane.has_own_memory or config.kernels not in ("auto", "native"):
         return None
+    from penstock.memory.planning.splits_in_ram import AttendsInRam, ram_share
+
     share = ram_share(hardware.memory_read_gbps, lane.link_gbps)
     return AttendsInRam.of(footprint.attended_heads, config.block_size, share)
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from penstock.config import EngineConfig
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.planning.expert_window import ExpertWindow, expert_window
+from penstock.memory.planning.expert_demand import ExpertWindow
+from penstock.memory.planning.expert_window import expert_window
 from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.product_split import (
     SplitStep,

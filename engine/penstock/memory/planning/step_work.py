@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.planning.expert_demand import ExpertDemand
-from penstock.memory.planning.expert_window import ExpertWindow
 from penstock.memory.planning.plan import LayerPlacement, MemoryPlan
-from penstock.memory.planning.split_cost import SplitWork
 from penstock.memory.planning.work import Work
 from penstock.spec import ModelFootprint
+
+if TYPE_CHECKING:
+    from penstock.memory.planning.expert_demand import ExpertDemand, ExpertWindow
+    from penstock.memory.planning.split_cost import SplitWork
 
 #: What waits until missing experts have come.
 EXPERTS = "experts"

@@ -5,21 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from penstock.kernels import ActivationFunction
 from penstock.model.architecture import linear_tensors
-from penstock.model.attention.latent import LatentForm
 from penstock.model.config_values import count, flag, num_layers_of, number
 from penstock.model.family import Family
-from penstock.model.heads.mtp import MTPHead
 from penstock.model.layers import PLAIN, AttentionForm, activation_function
 from penstock.model.norms import RMS, Norm
-from penstock.model.recurrent.form import RecurrentForm
 from penstock.model.rope import context_length, read_rope
 from penstock.spec import ModelSpec
 from penstock.weights.formats.weight_format import INT8
 from penstock.weights.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from penstock.model.attention.latent import LatentForm
+    from penstock.model.heads.mtp import MTPHead
+    from penstock.model.recurrent.form import RecurrentForm
 
 
 @dataclass(frozen=True)

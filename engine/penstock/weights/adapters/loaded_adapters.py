@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,9 +17,11 @@ from penstock.config import EngineConfig
 from penstock.errors import CapacityError, ConfigError, WrongTensor
 from penstock.kernels import LowRank, LowRankPart
 from penstock.memory.direct_io import aligned_buffer
-from penstock.weights.adapters.adapter import Adapter
-from penstock.weights.adapters.adapter_folder import ALIGNMENT, AdapterFolder
 from penstock.weights.adapters.targets import Target, Targets
+
+if TYPE_CHECKING:
+    from penstock.weights.adapters.adapter import Adapter
+    from penstock.weights.adapters.adapter_folder import AdapterFolder
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,10 @@ _Piece = tuple[torch.Tensor, int, Target]
 def with_adapter_bytes(config: EngineConfig) -> EngineConfig:
     """The config with the bytes of its adapters, if it leaves them open. Raises kinds of CheckpointError, and
     CapacityError if the adapters don't fit into the bytes that it says."""
+    if not config.adapters:
+        return replace(config, adapter_bytes=config.adapter_bytes or 0)
+    from penstock.weights.adapters.adapter_folder import AdapterFolder
+
     folders = (AdapterFolder.open(Path(folder)) for _, folder in config.adapters)
     needed = sum(folder.num_bytes for folder in folders)
     if config.adapter_bytes is not None and needed > config.adapter_bytes:
@@ -64,6 +71,9 @@ class LoadedAdapters:
         """Read a folder, which takes about as long as its file takes to be read. `replaces`: the name may be
         that of an adapter, which no new request gets then. Raises ConfigError for a name that is taken,
         CapacityError if the budget has no room, and kinds of CheckpointError."""
+        from penstock.weights.adapters.adapter import Adapter
+        from penstock.weights.adapters.adapter_folder import AdapterFolder
+
         with self._loading:
             if not name or (name in self._adapters and not replaces):
                 raise ConfigError(f"there is an adapter {name!r} already; unload it, or take another name")
@@ -128,6 +138,8 @@ def _layers(opened: AdapterFolder, targets: Targets) -> Layers:
 def side_by_side(layers: Layers) -> Layers:
     """The same shares in one buffer, in the order in which a step reads them: with huge pages, a step waits
     for fewer look-ups of addresses."""
+    from penstock.weights.adapters.adapter_folder import ALIGNMENT
+
     sizes = [
         tensor.nbytes for layer in layers.values() for share in layer.values() for tensor in share.arrays
     ]

@@ -8,7 +8,6 @@ from pkgutil import resolve_name
 from typing import NamedTuple
 
 from penstock.errors import UnsupportedModel
-from penstock.weights.checkpoints.text_part import text_name
 from penstock.weights.formats.stacked_format import in_one_format
 from penstock.weights.store import WeightStore
 from penstock.weights.tensor_source import is_transposed
@@ -79,6 +78,8 @@ class Targets:
 
     def _spellings(self, module: str) -> Iterator[list[str]]:
         """transformers' names of a module, with and without the prefix of the bare model."""
+        from penstock.weights.checkpoints.text_part import text_name
+
         for name in (module, self._prefix + module, text_name(f"{module}.").removesuffix(".")):
             yield [name]
         yield from resolve_name(_FOREIGN_NAMES)(module)

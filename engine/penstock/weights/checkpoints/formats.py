@@ -16,11 +16,9 @@ from penstock.gguf_file import is_gguf
 from penstock.memory.ordinary_file import FileIdentity, check_ordinary
 from penstock.weights.checkpoints import checkpoint
 from penstock.weights.checkpoints import folder as folders
-from penstock.weights.checkpoints.aliases import alias_of, aliased_config, aliased_tensors
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.quantized import quantization_config as configs
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
-from penstock.weights.checkpoints.text_part import is_multimodal, text_config, text_tensors, told
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +130,9 @@ def _decoded(stored: Checkpoint, method: str) -> Iterable[TensorEntry]:
 
 def _open_stored(folder: Path, allow_pickle: bool) -> Checkpoint:
     """A folder's tensors as its files have them."""
+    from penstock.weights.checkpoints.aliases import alias_of, aliased_tensors
+    from penstock.weights.checkpoints.text_part import is_multimodal, text_tensors, told
+
     if folder.is_dir() and folders.pickles(folder):
         folders.check_adapter(folder)
         if not allow_pickle:
@@ -156,6 +157,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     text part. `quantization_config` has what
     AutoGPTQ and ModelOpt write into files of their own, and MLX under a key of its own. Raises
     CheckpointNotFound, CorruptFile and UnsupportedModel (GGUF files, adapters)."""
+    from penstock.weights.checkpoints.aliases import aliased_config
+    from penstock.weights.checkpoints.text_part import text_config
+
     if (reader := _reader(folder)) is not None:
         return reader.read_config(folder)  # type: ignore[no-any-return]
     config = aliased_config(text_config(checkpoint.read_config(folder)))

@@ -54,6 +54,7 @@ class Int4:
     form: Int4Form
     is_matrix: ClassVar[bool] = True
     operand_types: ClassVar[tuple[type, ...]] = (Int4Tensor,)
+    can_be_split: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

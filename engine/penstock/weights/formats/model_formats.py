@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from penstock.config import GROUP_SIZES
 from penstock.kernels import Int4Tensor
 from penstock.weights.checkpoints.int4_form import Int4Form
-from penstock.weights.checkpoints.quantized.fp8 import fp8_group_size
-from penstock.weights.checkpoints.quantized.module_kinds import Kind, KindOf
-from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
-from penstock.weights.checkpoints.quantized.nvfp4 import Nvfp4
-from penstock.weights.formats.int4_format import Int4
 from penstock.weights.formats.stacked_format import stored_format
 from penstock.weights.formats.weight_format import WeightFormat
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import ModelTensors, TensorSpec
+
+if TYPE_CHECKING:
+    from penstock.weights.checkpoints.quantized.module_kinds import Kind, KindOf
 
 #: The format that a tensor gets.
 Choose = Callable[[TensorSpec], WeightFormat]
@@ -56,6 +55,7 @@ def grouped_to_fit(tensors: ModelTensors, group_sizes: set[int]) -> ModelTensors
 def in_int4(tensors: ModelTensors, group_size: int, has_steps: bool = True) -> ModelTensors:
     """The same model with 4-bit codes in its units' matrices; embedding and head stay INT8. `has_steps`: as
     Penstock quantizes them itself."""
+    from penstock.weights.formats.int4_format import Int4
 
     def pack(tensor: TensorSpec) -> WeightFormat:
         return Int4(Int4Form(group_size, has_steps=has_steps)) if tensor.is_matrix else tensor.format
@@ -75,13 +75,30 @@ def as_named(tensors: ModelTensors, kind_of: KindOf, has_steps: bool) -> ModelTe
 
 
 def _kept_format(tensor: TensorSpec, kind: Kind, has_steps: bool) -> WeightFormat:
-    if kind.name in ("mxfp4", "nvfp4"):
-        return Int4(Mxfp4.form if kind.name == "mxfp4" else Nvfp4.form)
-    if kind.name == "int4":
-        largest = max(GROUP_SIZES)
-        return Int4(Int4Form(min(kind.group_size or largest, largest), has_steps=has_steps))
-    size = kind.group_size or (fp8_group_size(tensor.shape[-1]) if kind.name == "fp8" else 0)
+    if kind.name in ("int4", "mxfp4", "nvfp4"):
+        return _kept_int4(kind, has_steps)
+    size = kind.group_size
+    if kind.name == "fp8" and not size:
+        from penstock.weights.checkpoints.quantized.fp8 import fp8_group_size
+
+        size = fp8_group_size(tensor.shape[-1])
     return tensor.format.grouped(tensor, 0 if size and tensor.shape[-1] % size else size)
+
+
+def _kept_int4(kind: Kind, has_steps: bool) -> WeightFormat:
+    """4-bit codes, by the name of their kind."""
+    from penstock.weights.formats.int4_format import Int4
+
+    if kind.name == "mxfp4":
+        from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
+
+        return Int4(Mxfp4.form)
+    if kind.name == "nvfp4":
+        from penstock.weights.checkpoints.quantized.nvfp4 import Nvfp4
+
+        return Int4(Nvfp4.form)
+    largest = max(GROUP_SIZES)
+    return Int4(Int4Form(min(kind.group_size or largest, largest), has_steps=has_steps))
 
 
 def with_experts_in(tensors: ModelTensors, kind: WeightFormat) -> ModelTensors:

@@ -64,6 +64,7 @@ class UpperPlane(_Half):
 
     is_matrix: ClassVar[bool] = True
     operand_types: ClassVar[tuple[type, ...]] = (PlanesTensor,)
+    can_be_split: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -105,6 +106,7 @@ class LowerPlane(_Half):
 
     is_matrix: ClassVar[bool] = False
     operand_types: ClassVar[tuple[type, ...]] = (Tensor,)
+    can_be_split: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

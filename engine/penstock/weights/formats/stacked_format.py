@@ -27,6 +27,7 @@ class Stacked:
 
     parts: tuple[tuple[WeightFormat, int], ...]
     is_matrix: ClassVar[bool] = True
+    can_be_split: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

@@ -20,11 +20,10 @@ from torch import Tensor
 from penstock.errors import WrongTensor
 from penstock.kernels import Matrix, QuantizedTensor
 from penstock.weights.checkpoints.tensor_entry import ARRAY_DTYPES, TensorEntry
-from penstock.weights.quantize import quantize, row_quantizer
-from penstock.weights.tensor_quantizer import TensorQuantizer
 from penstock.weights.tensor_source import TensorSource, is_transposed
 
 if TYPE_CHECKING:
+    from penstock.weights.tensor_quantizer import TensorQuantizer
     from penstock.weights.tensors import TensorSpec
 
 #: Bytes of integers that are read at a time.
@@ -85,6 +84,10 @@ class WeightFormat(Protocol):
         """Inputs that share a scale; 0 where all inputs of an output channel do, or where there is no
         scale."""
 
+    @property
+    def can_be_split(self) -> bool:
+        """Whether two places can have output channels of one matrix, each some rows of every array."""
+
     def components(self, shape: tuple[int, ...]) -> tuple[Component, ...]:
         """The arrays of a tensor of this shape."""
 
@@ -136,6 +139,7 @@ class Floats:
     dtype: str = "F32"
     is_matrix = False
     operand_types: ClassVar[tuple[type, ...]] = (Tensor,)
+    can_be_split: ClassVar[bool] = False
     group_size = 0
 
     @property
@@ -199,6 +203,7 @@ class Int8:
     group_size: int = 0
     is_matrix = True
     operand_types: ClassVar[tuple[type, ...]] = (QuantizedTensor,)
+    can_be_split: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -263,6 +268,9 @@ class Int8:
         num_threads: int = 1,
         with_loss: bool = False,
     ) -> dict[str, Loss]:
+        from penstock.weights.quantize import row_quantizer
+        from penstock.weights.tensor_quantizer import TensorQuantizer
+
         whole, losses = self.operand(arrays), dict[str, Loss]()
         for part, entry, start, end in rows_of_parts(source, tensor):
             rows = whole.rows(start, end)
@@ -282,6 +290,8 @@ class Int8:
         return exact * scale.repeat_interleave(exact.shape[1] // scale.shape[1], 1)
 
     def from_rows(self, rows: Tensor) -> QuantizedTensor:
+        from penstock.weights.quantize import quantize
+
         return quantize(rows, self.group_size)
 
     def fill_random(self, arrays: Sequence[Tensor], generator: torch.Generator) -> None:

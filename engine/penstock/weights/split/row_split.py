@@ -15,10 +15,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from penstock.kernels import PlanesTensor
 from penstock.memory.planning.product_split import part_rows
-from penstock.weights.formats.int4_format import Int4
-from penstock.weights.formats.planes_format import LowerPlane, UpperPlane
-from penstock.weights.formats.weight_format import Int8
 from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, Unit, UnitLayout
 
 
@@ -29,17 +27,8 @@ class Piece(NamedTuple):
     num_bytes: int
 
 
-def can_be_split(matrix: TensorSpec) -> bool:
-    """Whether each array of the matrix has a row for each output channel, and products want a matrix that
-    lies in one place no more than in two."""
-    if matrix.is_whole or not isinstance(matrix.format, Int8 | Int4 | UpperPlane | LowerPlane):
-        return False
-    return all(array.shape[:1] == matrix.shape[:1] for array in matrix.components)
-
-
-def row_bytes(matrix: TensorSpec) -> int:
-    """Bytes of an output channel, of a matrix that can be split."""
-    return sum(array.num_bytes for array in matrix.components) // matrix.shape[0]
+def _is_upper_plane(matrix: TensorSpec) -> bool:
+    return PlanesTensor in matrix.format.operand_types
 
 
 def lower_name(name: str) -> str:
@@ -76,8 +65,8 @@ def _split_layer(
     kept, rest = list[TensorSpec](), list[TensorSpec]()
     for tensor in tensors:
         num_rows = tensor.shape[0]
-        num_kept = part_rows(num_rows, share) if can_be_split(tensor) else num_rows
-        num_on_card = num_rows if keeps_upper and isinstance(tensor.format, UpperPlane) else num_kept
+        num_kept = part_rows(num_rows, share) if tensor.can_be_split else num_rows
+        num_on_card = num_rows if keeps_upper and _is_upper_plane(tensor) else num_kept
         for part, part_size in ((kept, num_on_card), (rest, num_rows - num_kept)):
             if part_size:
                 part.append(replace(tensor, shape=(part_size, *tensor.shape[1:])))
@@ -87,7 +76,7 @@ def _split_layer(
 def rest_pieces(layout: UnitLayout, share: float, keeps_upper: bool = False) -> Iterator[Piece]:
     """The bytes of a rest of which the card gets a share; with `keeps_upper`, it has the upper planes."""
     for slot in layout.slots:
-        if keeps_upper and isinstance(slot.tensor.format, UpperPlane):
+        if keeps_upper and _is_upper_plane(slot.tensor):
             continue
         num_rows = part_rows(slot.tensor.shape[0], share)
         for component, offset in zip(slot.components, slot.offsets, strict=True):

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.config import EngineConfig
-from penstock.kernels import Kernels, choose_kernels
+from penstock.kernels import Kernels, host_kernels
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.lane import Lane
-from penstock.memory.planning.expert_lanes import ExpertRates
 from penstock.memory.planning.plan import MemoryPlan
-from penstock.memory.planning.split_cost import split_work
 from penstock.spec import ModelFootprint
-from penstock.weights.split.row_split import split_rows
-from penstock.weights.split.shared_rows import SharedRows
-from penstock.weights.split.split_reader import SplitReader
 from penstock.weights.tensors import ModelTensors
 from penstock.weights.tiers.tier import UnitReader
+
+if TYPE_CHECKING:
+    from penstock.memory.planning.expert_lanes import ExpertRates
+    from penstock.weights.split.shared_rows import SharedRows
 
 
 class Sharing(NamedTuple):
@@ -43,15 +42,18 @@ class Sharing(NamedTuple):
         share_of: Callable[[int], float],
         rates: ExpertRates | None = None,
     ) -> Sharing:
-        """As the plan says. `share_of` is streamed_share(), `rates` are expert_rates(). Raises
-        CapacityError."""
+        """As the plan says. `share_of` is streamed_share(), `rates` are expert_rates() if experts
+        are shared. Raises CapacityError."""
         if plan.kept_share is None and not plan.shares_experts:
             return cls(tensors, reader, kernels)
+        from penstock.kernels.shared.shared_kernels import SharedKernels
+        from penstock.weights.split.row_split import split_rows
+        from penstock.weights.split.shared_rows import SharedRows
+        from penstock.weights.split.split_reader import SplitReader
+
         beside = host_kernels(config)
-        from penstock.kernels.shared.shared_kernels import SharedKernels  # beside a card alone
 
         shared = SharedKernels(kernels, beside, lane.handover())
-        rates = rates if plan.shares_experts else None
         if plan.kept_share is None:
             return cls(tensors, reader, shared, expert_rates=rates)
         halves = split_rows(tensors, plan.kept_share, plan.keeps_upper)
@@ -67,12 +69,9 @@ def streamed_share(
 
     @cache
     def share_of(num_tokens: int) -> float:
+        from penstock.memory.planning.split_cost import split_work
+
         work = split_work(plan, size, hardware, config, num_tokens)
         return 1.0 if work is None else work.share
 
     return share_of
-
-
-def host_kernels(config: EngineConfig) -> Kernels:
-    """The processor's kernels beside those of a card."""
-    return choose_kernels(EngineConfig(activations=config.activations, kernel_tuning=config.kernel_tuning))

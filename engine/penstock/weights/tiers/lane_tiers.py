@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from penstock.memory.lane import Lane
 from penstock.memory.pages import round_up
-from penstock.memory.planning.expert_lanes import ExpertRates
 from penstock.memory.planning.plan import TierPlan
 from penstock.memory.pools import MemoryPool
 from penstock.metrics import Traffic
@@ -16,11 +16,14 @@ from penstock.spec import UnitKey
 from penstock.weights.tensors import Unit
 from penstock.weights.tiers.arrivals import take_back
 from penstock.weights.tiers.cyclic_tier import CyclicTier
-from penstock.weights.tiers.demand_tier import DemandTier
-from penstock.weights.tiers.experts_in_ram import ExpertsInRam
 from penstock.weights.tiers.readers import LinkReader
 from penstock.weights.tiers.tier import UnitReader
-from penstock.weights.tiers.use_counts import UseCounts
+
+if TYPE_CHECKING:
+    from penstock.memory.planning.expert_lanes import ExpertRates
+    from penstock.weights.tiers.demand_tier import DemandTier
+    from penstock.weights.tiers.experts_in_ram import ExpertsInRam
+    from penstock.weights.tiers.use_counts import UseCounts
 
 
 class LaneTiers:
@@ -60,6 +63,8 @@ class LaneTiers:
         for index, (pool, plan) in enumerate(zip(self._pools, plans, strict=True)):
             self._add_dense(dense, reader, pool, plan)
             if experts:
+                from penstock.weights.tiers.demand_tier import DemandTier
+
                 below = LinkReader(self._experts[-1], lane.link) if index else reader
                 pins = bool(index and expert_rates)
                 own = DemandTier(
@@ -79,6 +84,8 @@ class LaneTiers:
         #: Experts that the processor computes where they lie, beside a card.
         self.experts_in_ram: ExpertsInRam | None = None
         if expert_rates is not None and len(self._experts) == 2:
+            from penstock.weights.tiers.experts_in_ram import ExpertsInRam
+
             card, host = self._experts[1], self._experts[0]
             self.experts_in_ram = ExpertsInRam(card, host, expert_rates)
 
@@ -92,7 +99,10 @@ class LaneTiers:
             list(zip(self._lane.memories, self._resident, plans, strict=True))
         ):
             num_bytes = CyclicTier.pool_bytes(dense, resident, plan.num_slots)
-            num_bytes += DemandTier.pool_bytes(experts, plan.num_expert_slots)
+            if experts:
+                from penstock.weights.tiers.demand_tier import DemandTier
+
+                num_bytes += DemandTier.pool_bytes(experts, plan.num_expert_slots)
             pools.append(MemoryPool(memory.name, num_bytes, memory.allocate, memory.prepare))
         return pools[::-1]
 

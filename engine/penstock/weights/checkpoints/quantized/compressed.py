@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.quantized import compressed_schemes
 from penstock.weights.checkpoints.quantized.fp8 import fp8_entries
-from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
-from penstock.weights.checkpoints.quantized.mxfp6 import Mxfp6, is_mxfp6
-from penstock.weights.checkpoints.quantized.nvfp4 import DIVIDES, Nvfp4
 from penstock.weights.checkpoints.quantized.packed import unpacked_entry
 from penstock.weights.checkpoints.quantized.packed_int4 import CompressedInt4, int4_entry
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
@@ -24,7 +21,9 @@ def compressed_entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
     packed = [name for name in checkpoint.entries if name.endswith(".weight_packed")]
     of_floats = {name for name in packed if checkpoint.entries[name].dtype == "U8"}
     belongings = {
-        name.removesuffix("_packed") + ending for name in of_floats for ending in ("_scale", DIVIDES)
+        name.removesuffix("_packed") + ending
+        for name in of_floats
+        for ending in ("_scale", compressed_schemes.GLOBAL_SCALE)
     }
     for entry in fp8_entries(checkpoint):
         name = entry.name.removesuffix("_packed")
@@ -44,9 +43,13 @@ def compressed_entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
 
 def _floats_of_few_bits(checkpoint: Checkpoint, name: str, stored: TensorEntry) -> TensorEntry:
     """MXFP4, MXFP6 or NVFP4, by the dtypes and shapes: a checkpoint may mix them."""
+    from penstock.weights.checkpoints.quantized.mxfp4 import Mxfp4
+    from penstock.weights.checkpoints.quantized.mxfp6 import Mxfp6, is_mxfp6
+    from penstock.weights.checkpoints.quantized.nvfp4 import Nvfp4
+
     scale = checkpoint.entry(f"{name}_scale")
     if scale.dtype == "F8_E4M3":
-        return Nvfp4.of(stored, scale, checkpoint.entry(name + DIVIDES)).entry(name)
+        return Nvfp4.of(stored, scale, checkpoint.entry(name + compressed_schemes.GLOBAL_SCALE)).entry(name)
     if is_mxfp6(stored, scale):
         return Mxfp6.of(stored, scale).entry(name)
     matrix = Mxfp4.of(stored, scale)

@@ -22,6 +22,9 @@ SMALLEST_GROUP = min(GROUP_SIZES)
 #: Matrices that become INT8 in groups of their own. They don't lie beside INT8 with groups by config.json.
 FLOATS = {"fp8", "mxfp6", "mxfp8"}
 
+#: What follows a matrix's name in that of the number by which all of its scales are divided.
+GLOBAL_SCALE = "_global_scale"
+
 #: Matrices that stay 4-bit codes.
 FOUR_BITS = {"int4", "mxfp4", "nvfp4"}
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.weights.checkpoints.quantized import compressed_schemes
 from penstock.weights.checkpoints.quantized import quantization_config as configs
-from penstock.weights.checkpoints.text_part import whole_names
 
 if TYPE_CHECKING:
     from penstock.weights.tensors import ModelTensors
@@ -46,6 +45,8 @@ def names_kinds(config: dict[str, Any]) -> bool:
 def module_kinds(config: dict[str, Any]) -> KindOf:
     """The kind of a module by its name in the text model, without ".weight"; None for one that is not
     quantized."""
+    from penstock.weights.checkpoints.text_part import whole_names
+
     quantization = config.get("quantization_config") or {}
     method = configs.method(quantization)
     left_out = [str(each) for name in _LISTS for each in quantization.get(name) or ()]

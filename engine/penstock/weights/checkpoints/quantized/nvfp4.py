@@ -15,6 +15,7 @@ from torch import Tensor
 from penstock.errors import WrongTensor
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.int4_form import Int4Form
+from penstock.weights.checkpoints.quantized.compressed_schemes import GLOBAL_SCALE
 from penstock.weights.checkpoints.quantized.kept_int8 import corrupt_scales
 from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
@@ -22,7 +23,7 @@ from penstock.weights.checkpoints.tensor_entry import TensorEntry
 #: Inputs that share a scale.
 GROUP = 16
 #: What follows a matrix's name in the name of its number: of ModelOpt, of compressed-tensors.
-MULTIPLIES, DIVIDES = "_scale_2", "_global_scale"
+MULTIPLIES, DIVIDES = "_scale_2", GLOBAL_SCALE
 
 
 @dataclass(frozen=True)
