@@ -25,6 +25,8 @@ MAX_UNKNOWN = 32
 #: The most characters of the name that says which of several kinds an object is (`type`). pydantic puts an
 #: unknown name into its message several times.
 MAX_TAG_CHARS = 256
+#: The most characters of a member's name. Each error, and the header that names what is left out, repeats it.
+MAX_NAME_CHARS = 256
 #: Keys of a schema of pydantic's that hold no schemas.
 _NO_SCHEMAS = frozenset({"cls", "config", "metadata", "function", "serialization", "default", "expected"})
 
@@ -89,10 +91,15 @@ def _checked_first(schema: dict[str, Any], check: Callable[[Any], Any]) -> dict[
 
 def _at_most(most: int) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > most:
+        if not isinstance(value, dict):
+            return value
+        if len(value) > most:
             message = f"has {len(value)} members; at most {most} are taken"
-            raise PydanticCustomError("too_long", "{message}", {"message": message})
-        return value
+        elif (longest := max(map(len, value), default=0)) > MAX_NAME_CHARS:
+            message = f"has a member whose name has {longest} characters; at most {MAX_NAME_CHARS} are taken"
+        else:
+            return value
+        raise PydanticCustomError("too_long", "{message}", {"message": message})
 
     return check
 

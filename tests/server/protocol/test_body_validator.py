@@ -77,6 +77,24 @@ def test_objects_with_far_too_many_members() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "place"),
+    [
+        (CompletionRequest, {"prompt": "x", "n" * 300_000: 1}, ""),
+        (ChatRequest, {"model": "m", "messages": [MESSAGE], "n" * 300_000: 1}, ""),
+        (ResponsesRequest, {"input": "x", "metadata": {"n" * 300_000: "x"}}, "metadata"),
+        (ChatCompletionRequest, {"messages": [MESSAGE | {"n" * 300_000: 1}]}, "messages.0"),
+    ],
+)
+def test_a_members_name_is_not_told_at_any_length(kind: type[BaseModel], body: Any, place: str) -> None:
+    for is_lenient in (False, True):
+        with pytest.raises(ValidationError) as refused:
+            BodyValidator(kind).validate(body, is_lenient)
+        (error,) = refused.value.errors()
+        assert ".".join(map(str, error["loc"])) == place
+        assert "300000 characters" in error["msg"] and len(error["msg"]) < 200
+
+
 def test_what_holds_any_json_has_no_such_limit() -> None:
     many = {f"a{number}": {"type": "string"} for number in range(2 * MAX_MEMBERS)}
     tool = {
