@@ -206,7 +206,7 @@ def api_error(error: Exception) -> ApiError:
 def routing_error(error: HTTPException, method: str, path: str, known: Sequence[str]) -> HTTPException:
     """An error of the router, with a hint: the path among `known` that was probably meant, or the methods
     that the path takes."""
-    shown = repr(path[:_MAX_SHOWN])[1:-1]
+    shown, method = repr(path[:_MAX_SHOWN])[1:-1], method[:_MAX_SHOWN]
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         message = f"{method} is not allowed for {shown}; it takes {allowed}."

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import uvicorn
 
-from penstock_server.serving.http_protocol import MAX_HEAD_BYTES, http_protocol
+from penstock_server.serving import http_protocol as http_protocol_module
+from penstock_server.serving.http_protocol import (
+    CHUNK_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_SMALL_CHUNKS,
+    http_protocol,
+)
 from penstock_server.serving.listener import bind
 
 pytestmark = pytest.mark.anyio
@@ -18,6 +24,16 @@ pytestmark = pytest.mark.anyio
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
 TIMEOUT_S = 1000.0
 KEEP_ALIVE_S = 10**6
+
+
+#: uvicorn's own, by the package that reads HTTP. httptools is faster and need not be installed.
+PROTOCOLS = ("h11", "httptools")
+
+
+def use(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = pytest.importorskip(f"uvicorn.protocols.http.{kind}_impl", exc_type=ImportError)
+    name = {"h11": "H11Protocol", "httptools": "HttpToolsProtocol"}[kind]
+    monkeypatch.setattr(http_protocol_module, "_Protocol", getattr(module, name))
 
 
 class App:
@@ -33,7 +49,7 @@ class App:
 
 
 @asynccontextmanager
-async def server(app: App, head_timeout_s: float = TIMEOUT_S) -> AsyncGenerator[Any, None]:
+async def server(app: App | Reader, head_timeout_s: float = TIMEOUT_S) -> AsyncGenerator[Any, None]:
     """Opens connections."""
     protocol = http_protocol(head_timeout_s)
     config = uvicorn.Config(
@@ -164,3 +180,64 @@ async def test_a_head_without_end_is_refused_behind_an_answer() -> None:
         writer.write(HEAD + b"X-Long: " + b"x" * (2 * MAX_HEAD_BYTES))
         assert (await reader.readline()).startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))
         writer.close()
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunks(number: int, size: int) -> bytes:
+    return (b"%x\r\n" % size + b"x" * size + b"\r\n") * number
+
+
+class Reader:
+    """An application that reads the whole body."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        goes_on = True
+        while goes_on:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            self.num_bytes += len(message["body"])
+            goes_on = message["more_body"]
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@pytest.mark.parametrize("kind", PROTOCOLS)
+async def test_a_body_in_too_many_chunks_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(kind, monkeypatch)
+    app = Reader()
+    async with server(app) as connect:
+        reader, writer = await connect()
+        for body in (chunks(MAX_SMALL_CHUNKS, 1), chunks(MAX_SMALL_CHUNKS + 50, CHUNK_BYTES)):
+            app.num_bytes = 0
+            writer.write(CHUNKED + body + b"0\r\n\r\n")
+            assert await read_answer(reader) == b"ok"
+            assert app.num_bytes == body.count(b"x")
+        writer.write(CHUNKED + chunks(MAX_SMALL_CHUNKS + 50, 1))
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400") and b"too many chunks" in answer
+        writer.close()
+
+
+@pytest.mark.parametrize("kind", PROTOCOLS)
+async def test_what_is_no_chunk_behind_an_answer_ends_the_connection(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more is written, and no error leaves the protocol."""
+    use(kind, monkeypatch)
+    app, errors = App(), list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+    app.go_on.set()
+    async with server(app) as connect:
+        reader, writer = await connect()
+        writer.write(CHUNKED + chunks(3, 5))
+        assert await read_answer(reader) == b"ok"
+        writer.write(b"no chunk\r\n\r\n")
+        assert await reader.read() == b""
+        writer.close()
+    assert not errors
