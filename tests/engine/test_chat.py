@@ -142,6 +142,14 @@ def test_a_broken_template_is_a_refusal(bare: Tokenizer, template: str) -> None:
         render_chat(bare, MESSAGES, chat_template=template)
 
 
+def test_a_refusal_does_not_repeat_the_whole_conversation(bare: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "x" * 100_000}]
+    template = "{{ raise_exception('I do not like ' ~ messages[0].content) }}"
+    with pytest.raises(InvalidParameter, match="I do not like xxx") as refused:
+        render_chat(bare, messages, chat_template=template)
+    assert len(str(refused.value)) < 1200
+
+
 @pytest.mark.parametrize(
     "template",
     [

@@ -10,6 +10,9 @@ from penstock.errors import InvalidParameter, TemplateLost
 from penstock.text.text_process import Rendering, TextLost, text_process
 from penstock.text.tokenizer import Tokenizer
 
+#: The most characters of a template's own words in an error.
+_MAX_SHOWN = 1000
+
 
 def can_chat(tokenizer: Tokenizer) -> bool:
     """Whether render_chat() can write a conversation for the model."""
@@ -104,6 +107,8 @@ def _rendered(asked: Rendering, check_length: Callable[[int], None]) -> tuple[st
     except TextLost:
         raise TemplateLost from None
     except ValueError as error:
+        words = str(error)  # perhaps the whole conversation
+        shown = words if len(words) <= _MAX_SHOWN else f"{words[:_MAX_SHOWN]}..."
         raise InvalidParameter(
-            "messages", f"the model's chat template refuses these messages: {error}"
+            "messages", f"the model's chat template refuses these messages: {shown}"
         ) from error
