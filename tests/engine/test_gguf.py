@@ -206,6 +206,11 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"rope_parameters": YARN_ROPE | {"attention_factor": 1.5 * (1 + 0.1 * math.log(4.0))}},
         {"rope.scaling.attn_factor": 1.5, "rope.scaling.yarn_attn_factor": 0.0},
     ),
+    "a whole number for a real one": (
+        "Llama",
+        {"rms_norm_eps": 1.0},
+        {"attention.layer_norm_rms_epsilon": 1, "rope.freq_base": 10000},
+    ),
     "another base in windows": ("Gemma 3", CHANGES["Gemma 3"] | {"rope_parameters": OWN_BASE}, {}),
     "windows by number": (
         "Gemma 3",

@@ -41,7 +41,7 @@ class Numbers:
             raise UnsupportedModel(
                 f"{self.path} has {what} for {self.architecture}.{name}, where Penstock needs a number"
             )
-        return value
+        return float(value)
 
     def integer(self, name: str, default: int | None = None) -> int:
         """A whole number of the architecture, which is at least 1."""
