@@ -11,14 +11,13 @@ from penstock.engine_parts import EngineParts, LoadOptions, ReportProgress, load
 from penstock.errors import STEP_ERRORS, StepFailed
 from penstock.generation.drafting.drafter import Drafter
 from penstock.generation.executor import Cancelled
-from penstock.generation.requests.completion import Completion
 from penstock.generation.requests.generation_request import (
     GenerationRequest,
     PoolingParams,
     SamplingParams,
     ValidRequest,
 )
-from penstock.generation.requests.request import RequestOutput
+from penstock.generation.requests.request import Completion, RequestOutput
 from penstock.generation.scheduling.batch import NOTHING_SCHEDULED
 from penstock.generation.sequence import FinishReason
 from penstock.generation.step_executor import StepLost

@@ -15,8 +15,8 @@ from torch import Tensor
 from penstock.config import EngineConfig
 from penstock.kernels import BatchLayout, StateSlots, choose_kernels
 from penstock.memory.cuda_inlet import CudaInlet, open_inlet
+from penstock.memory.host_lane import PlainInlet
 from penstock.memory.lane import find_lane
-from penstock.memory.plain_inlet import PlainInlet
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 TYPES = (torch.float32, torch.int64, torch.int32, torch.bool)

@@ -14,8 +14,8 @@ from penstock.cache.kv_cache import KVCache
 from penstock.generation.layer_caches import KVSweep, layer_caches
 from penstock.generation.model_inputs import EncodedInputs, ModelInputs
 from penstock.kernels import BatchLayout
+from penstock.memory.host_lane import PlainInlet
 from penstock.memory.lane import Inlet
-from penstock.memory.plain_inlet import PlainInlet
 from penstock.model.family import Family
 from penstock.weights.layer_weights import LayerWeights
 

@@ -2,11 +2,10 @@
 reading begun."""
 
 from penstock.loader.loading import begin_tokenizer, load_model, open_folder, plan_on
-from penstock.loader.parts import LoadedModel, Model, PlannedModel, Share, SharedEnds
+from penstock.loader.parts import LoadedModel, Model, ModelSource, PlannedModel, Share, SharedEnds
 from penstock.loader.planning import plan_model
 from penstock.loader.processor import settle_processor
 from penstock.loader.reading import begin_reading
-from penstock.loader.source import ModelSource
 
 __all__ = [
     "LoadedModel",

@@ -9,10 +9,9 @@ from pathlib import Path
 from penstock.config import EngineConfig
 from penstock.kernels import Kernels
 from penstock.loader.advice import read_advice
-from penstock.loader.parts import LoadedModel, PlannedModel, Share
+from penstock.loader.parts import LoadedModel, ModelSource, PlannedModel, Share
 from penstock.loader.planning import plan_model
 from penstock.loader.reading import begin_reading
-from penstock.loader.source import ModelSource
 from penstock.memory.hardware import (
     HardwareProfile,
 )

@@ -16,6 +16,7 @@ from penstock.memory.hardware import (
 from penstock.memory.lane import Lane
 from penstock.memory.planning.cost import Predict
 from penstock.memory.planning.plan import MemoryPlan
+from penstock.memory.spare_memory import SpareMemory
 from penstock.model.pooling.pooling_spec import PoolingSpec
 from penstock.model.registry import OpenModel
 from penstock.spec import KVLayout, ModelFootprint, ModelSpec
@@ -104,3 +105,18 @@ class PlannedModel(NamedTuple):
     hardware: HardwareProfile
     size: ModelFootprint
     plan: MemoryPlan
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model's name and where its parts are found, as Engine.load() gets them."""
+
+    model: str | Path
+    offline: bool = False
+    revision: str | None = None
+    #: In place of the folder's own.
+    tokenizer: Tokenizer | None = None
+    #: Keeps kernels that were compiled for a GPU, and the uses of experts.
+    cache_folder: Path | None = None
+    #: Memory of models that left.
+    spare: SpareMemory | None = None

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.memory.plain_inlet import PlainInlet
+from penstock.memory.host_lane import PlainInlet
 
 #: Each tensor begins at a multiple of so many bytes, which suits every type.
 UNIT = 16

@@ -22,7 +22,7 @@ from penstock.memory.cuda_handover import CudaHandover
 from penstock.memory.cuda_inlet import CudaInlet, open_inlet
 from penstock.memory.direct_io import aligned_buffer
 from penstock.memory.hardware import DeviceProfile, HardwareProfile, pinnable_bytes
-from penstock.memory.plain_inlet import PlainInlet
+from penstock.memory.host_lane import PlainInlet
 from penstock.memory.planning.plan import HANDOVER_BYTES, INLET_BYTES
 from penstock.metrics import Traffic
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,8 +10,6 @@ from torch import Tensor
 
 from penstock.memory.direct_io import PopulatedAhead, aligned_buffer
 from penstock.memory.hardware import HardwareProfile
-from penstock.memory.host_handover import HostHandover
-from penstock.memory.plain_inlet import PlainInlet
 from penstock.memory.spare_memory import SpareMemory
 from penstock.metrics import Traffic
 
@@ -107,3 +105,37 @@ class HostLane:
 
     def close(self) -> None:
         self._memory.close()
+
+
+class PlainInlet:
+    """Brings a step's inputs to where it is computed, tensor by tensor: the plain twin of CudaInlet."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def bring(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor.to(self._device, non_blocking=True) for tensor in tensors]
+
+
+class HostHandover:
+    """Computes at once where there is no card: the plain twin of CudaHandover."""
+
+    def begin(
+        self,
+        x: Tensor,
+        out_features: int,
+        compute: Callable[[Tensor], Tensor],
+        product: object = None,
+        fetch: object = None,
+        y: Tensor | None = None,
+    ) -> Tensor:
+        return compute(x) if y is None else y.copy_(compute(x))
+
+    def join(self) -> None: ...
+
+    def then(self, function: Callable[[], None]) -> None:
+        function()
+
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...

@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from penstock.errors import InvalidParameter
-from penstock.text.text_process import FOREIGN
 
 #: Added tokens of this shape control a model, also where its files don't call them special: Qwen's
 #: <|fim_prefix|>.
@@ -57,6 +56,8 @@ class ControlTokens:
 
     def has_foreign(self, rendered: str, origins: bytes) -> bool:
         """Whether a rendered text has a control token's name that is not the template's own."""
+        from penstock.text.text_process import FOREIGN
+
         return any(
             FOREIGN in origins[found.start() : found.end()] for found in self._names.finditer(rendered)
         )
@@ -84,6 +85,8 @@ class ControlTokens:
     def _parts(self, rendered: str, origins: bytes) -> Iterator[tuple[str, bool]]:
         """The rendered text in pieces: (text, whether it is a control token of the template's own). Between
         the pieces lie the places where a name that is no control token must be cut apart."""
+        from penstock.text.text_process import FOREIGN
+
         end = place = 0
         while found := self._names.search(rendered, place):
             is_own = FOREIGN not in origins[found.start() : found.end()]
