@@ -101,7 +101,7 @@ UNQUANTIZED x ENCODER BOTH_WAYS: it predicts no token of a prompt; compare a dec
 #: Pairs that nobody has built yet.
 _NOT_YET = """
 KV_DISK KV_HOST KV_SPILL KV_SPILL_MEMORY LORA x NODES: each machine would keep a part; leave it out
-EAGLE3 MTP PLANES x NODES: what guesses would need the layers of all machines; leave it out
+EAGLE3 MTP PLANES x NODES: drafts would need the layers of all machines; leave it out
 LORA x GPU: adapters are computed on the processor only; pass --device cpu
 LORA x FOREIGN: adapters need a family of Penstock's own; merge the adapter into the model with peft
 DRAFT_MODEL EAGLE3 x ENCODER: it encodes its prompts; leave it out

@@ -151,7 +151,7 @@ class KVSpillStats:
     )
     attended_bytes: int = counter(
         "penstock:kv_spill_attended_bytes",
-        "Keys and values on the host to which the processor attended beside a GPU",
+        "Keys and values on the host that the processor attended to in place of a GPU",
     )
     #: On a GPU these are among the link's stalls.
     wait_s: float = counter(

@@ -94,6 +94,6 @@ def test_nothing_is_found_once_all_is_forgotten() -> None:
     manager = BlockManager(8, 16, states=StatePool(4, 2))
     assert manager.states.save(b"key") is not None
     manager.states.end_step(is_computed=True)
-    assert manager.states.has(b"key")
+    assert b"key" in manager.states
     manager.forget_all()
-    assert not manager.states.has(b"key")
+    assert b"key" not in manager.states

@@ -158,7 +158,9 @@ def test_a_draft_model_moves_to_the_processor(card: PretendedCard, tmp_path: Pat
         drafter.close()
     del drafter
     check_nothing_is_left(card)
-    with pytest.raises(CapacityError, match="What guesses has .* of the GPU beside it: take --draft-device"):
+    with pytest.raises(
+        CapacityError, match="The drafter takes .* of GPU memory: compute a draft model with --draft-device"
+    ):
         guessed.load(device_memory_bytes=taken)
 
 

@@ -39,7 +39,8 @@ IDLE = (
 @pytest.mark.inner
 def test_a_llama_needs_few_files() -> None:
     program = (
-        "import sys; import penstock.engine; print(*sorted(sys.modules)); from penstock import Engine, EngineConfig, SamplingParams\n"
+        "import sys; import penstock.engine; print(*sorted(sys.modules))\n"
+        "from penstock import Engine, EngineConfig, SamplingParams\n"
         "with Engine.load(sys.argv[1], EngineConfig(max_model_len=64)) as engine:\n"
         "    engine.generate([[1, 70]], SamplingParams(max_tokens=2))\n"
         "print(*sorted(sys.modules))"

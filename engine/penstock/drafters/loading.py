@@ -1,4 +1,4 @@
-"""A model is loaded with what guesses for it: a small model, or a head."""
+"""Loads a model and its drafter: a draft model, or a head."""
 
 from __future__ import annotations
 
@@ -65,9 +65,12 @@ def _told_of_memory(plan: MemoryPlan) -> Iterator[None]:
         yield
     except CapacityError as error:
         if error.memory == "device" and card_bytes(plan):
-            taken = f"{gib(card_bytes(plan))} of the GPU beside it: take --draft-device cpu for a draft model"
+            taken = f"{gib(card_bytes(plan))} of GPU memory: compute a draft model with --draft-device cpu"
         elif error.memory == "host" and plan.host_used_bytes:
-            taken = f"{gib(plan.host_used_bytes)} of RAM beside it: leave --draft-model out"
+            taken = f"{gib(plan.host_used_bytes)} of RAM: leave --draft-model out"
         else:
             raise
-        raise CapacityError(f"{error}. What guesses has {taken}, or take --mtp off", error.memory) from error
+        raise CapacityError(
+            f"{error}. The drafter takes {taken}, or switch the model's own head off (--mtp off)",
+            error.memory,
+        ) from error

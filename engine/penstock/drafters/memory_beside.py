@@ -52,7 +52,7 @@ def plan_beside(
             except CapacityError as error:
                 # Without its traceback, whose frames would keep what was planned, and memory of the card.
                 trouble = error.with_traceback(None)
-                logger.info("what guesses is not computed on %s: %s", lane.choice, error)
+                logger.info("the drafter is not computed on %s: %s", lane.choice, error)
                 continue
             undo.pop_all()
             return planned._replace(plan=_without_slack(planned.plan))

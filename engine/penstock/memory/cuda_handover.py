@@ -133,7 +133,7 @@ class CudaHandover:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise HandoverError(
-                f"the processor could not compute its share beside the card: {failure or repr(failure)}"
+                f"the processor could not compute its share of a product: {failure or repr(failure)}"
             ) from failure
 
     def close(self) -> None:

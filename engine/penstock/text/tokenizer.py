@@ -281,7 +281,7 @@ _BYTE_OF_CHARACTER = _byte_stand_ins()
 #: form. A module is imported when it is asked.
 _FORMS = (
     "penstock.text.file_tokenizer:read_file_tokenizer",
-    "penstock.cpm.chinese_form:read_chinese",
+    "penstock.cpm.chinese_folder:read_chinese",
     "penstock.text.sentencepiece_tokenizer:read_sentencepiece",
     "penstock.text.auto_tokenizer:read_auto_tokenizer",
 )

@@ -202,7 +202,7 @@ class PromptRequest(Wire):
         turns = combined([*turns, *(turn for message in self.messages for turn in message.turns)])
         goes_on = turns[-1].role == "assistant"
         if goes_on and turns[-1].calls:
-            raise invalid("messages", "the last message has calls; send their results behind it")
+            raise invalid("messages", "the last message has calls; send their results after it")
         return Conversation(
             tuple(turns),
             self._tool_offer,

@@ -46,7 +46,7 @@ class DraftsMeasurement:
 
 def drafts_lines(found: list[DraftsMeasurement]) -> list[str]:
     if not found:
-        return ["--drafts measures what guesses of the next tokens give"]
+        return ["--drafts measures what speculative decoding gives"]
     head = f"answers that are predicted, with one token in {round(1 / WRONG)} wrong, and the same answers:"
     return [head, *(each.line for each in found)]
 

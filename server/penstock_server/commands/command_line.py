@@ -320,7 +320,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafts",
         action="store_true",
-        help="also measure what guesses of the next tokens give: answers that the requests predict, with one "
+        help="also measure what speculative decoding gives: answers that the requests predict, with one "
         "token in ten wrong",
     )
     parser.add_argument(

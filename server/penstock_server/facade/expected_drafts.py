@@ -44,9 +44,7 @@ def _body(found: Expected) -> DraftingBody:
 
 def draft_model_line(num_bytes: int, num_device_bytes: int = 0) -> str:
     device = f" and {gib(num_device_bytes)} of the GPU's" if num_device_bytes else ""
-    return (
-        f"draft model: {gib(num_bytes)} of the host's memory{device} beside this plan, which has what is left"
-    )
+    return f"draft model: {gib(num_bytes)} of the host's memory{device}; this plan has the rest"
 
 
 def drafting_table(found: tuple[DraftingBody, ...]) -> list[str]:

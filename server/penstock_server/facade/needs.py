@@ -145,4 +145,4 @@ def _check(
             raise CapacityError("the pinned models take all of the memory")
         estimated_plan(size, hardware, replace(config, host_memory_bytes=left))
     except CapacityError as error:
-        raise CapacityError(f"{name} can't be loaded beside the pinned models: {error}") from error
+        raise CapacityError(f"{name} can't be loaded while these pinned models are: {error}") from error

@@ -253,7 +253,7 @@ class GenerateRequest(GeneratingRequest):
 
     prompt: Text | None = None
     system: Text | None = None
-    suffix: Text | None = Field(None, description="The text behind the answer, for models that fill in.")
+    suffix: Text | None = Field(None, description="The text after the answer, for models that fill in.")
     raw: bool | None = Field(None, description="true: the prompt is no message of a chat.")
     images: Images = None
 

@@ -110,7 +110,7 @@ class CompletionRequest(GenerationFields):
         None, description="Add special tokens, such as a BOS token, to a text; true if null."
     )
     suffix: Text | None = Field(
-        None, description="The text behind the answer; for models that can fill in a blank (see /v1/fill)."
+        None, description="The text after the answer; for models that can fill in a blank (see /v1/fill)."
     )
 
     @model_validator(mode="before")
@@ -126,7 +126,7 @@ class CompletionRequest(GenerationFields):
         given = "soft_prompt" if self.soft_prompt is not None else "prompt_embeds"
         has_embeds = getattr(self, given) is not None
         if self.soft_prompt is not None and (self.prompt_embeds is not None or not self.prompts):
-            raise invalid("soft_prompt", "needs a prompt, and no prompt_embeds beside it")
+            raise invalid("soft_prompt", "needs a prompt, and can't go with prompt_embeds")
         if self.soft_prompt is not None and self.suffix:
             raise invalid("suffix", "not supported together with soft_prompt")
         if self.prompt_follows_embeds and (len(self.embeds) != 1 or not self.prompts):

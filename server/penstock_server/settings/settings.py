@@ -80,7 +80,7 @@ class Settings(NodesSettings):
     )
     models: tuple[str, ...] = setting(
         "model",
-        "several models behind one door, in place of MODEL: each as MODEL may be; the same as more than one "
+        "several models in one server, in place of MODEL: each as MODEL may be; the same as more than one "
         "MODEL, or as a folder whose folders and .gguf files are models; requests choose by `model`",
         (),
         commands=("serve",),
@@ -270,14 +270,14 @@ class Settings(NodesSettings):
     kv_spill: str | None = engine_setting(
         "kv_spill",
         "a folder on a fast local disk for a temporary file with keys and values that have no room in "
-        "memory, so that sequences may be longer than the KV cache; each step reads those of its sequences; "
+        "memory, so that sequences may be longer than the KV cache; each step reads what its sequences need; "
         "default: the folder of --kv-disk, if --max-model-len is given",
         metavar="FOLDER",
     )
     kv_spill_memory: int | None = engine_setting(
         "kv_spill_bytes",
         "the same on a GPU: memory of the host, such as 8GiB, a part of --host-memory, with keys and values "
-        "that have no room in the GPU's; layer by layer those of a step's sequences are copied to the GPU, "
+        "that have no room in the GPU's; what a step's sequences need is copied to the GPU layer by layer, "
         "one layer ahead, but for those to which the processor attends",
         parse=parse_bytes,
         metavar="SIZE",
@@ -349,9 +349,8 @@ class Settings(NodesSettings):
     )
     speculation: SpeculationMode = engine_setting(
         "speculation",
-        "guesses of the next tokens that a step computes beside them: from prompt and answer, from what the "
-        "model found likely before, and from --draft-model; auto is where they should pay; no answer "
-        "depends on them",
+        "speculative decoding with drafts from prompt and answer, from what the model found likely before, and "
+        "from --draft-model; auto drafts where it should pay; no answer depends on drafts",
     )
     draft_model: str | None = engine_setting(
         "draft_model",
@@ -448,7 +447,7 @@ class Settings(NodesSettings):
     )
     lora_memory: int | None = engine_setting(
         "adapter_bytes",
-        "host memory for adapters; default: what those of --lora take",
+        "host memory for adapters; default: what the adapters of --lora take",
         group="server",
         parse=parse_bytes,
         commands=("serve", "batch", "plan"),
@@ -490,9 +489,9 @@ class Settings(NodesSettings):
     )
     allowed_host: tuple[str, ...] = setting(
         "security",
-        "name by which clients may ask for the server (the header Host), beside localhost, addresses, --host "
-        "and the names in --allowed-origin: such as llm.example.org, or .example.org for all names below it; "
-        "* is every name; may be given several times",
+        "name by which clients may ask for the server (the header Host), in addition to localhost, addresses, "
+        "--host and the names in --allowed-origin: such as llm.example.org, or .example.org for all names below "
+        "it; * is every name; may be given several times",
         (),
         parse=parse_list,
         metavar="NAME",

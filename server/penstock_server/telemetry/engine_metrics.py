@@ -135,7 +135,7 @@ class _EngineSeries:
         return ready, steps, busy, losses
 
     def _accepted_by_place(self, now: StatsBody) -> Metric:
-        labels = self._labels("vllm:")
+        labels = _labels(self._model_name, "vllm:")
         counter = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Trees of guessed tokens that were right at a depth",
@@ -157,7 +157,7 @@ class _EngineSeries:
         )
         yield self._gauge("penstock:expert_slots", "Experts that have room", experts.num_slots)
         yield self._gauge("penstock:pinned_experts", "Experts that stay in memory", experts.num_pinned)
-        labels = self._labels("penstock:")
+        labels = _labels(self._model_name, "penstock:")
         hot = GaugeMetricFamily(
             "penstock:hot_expert_share",
             "Share of the steps that asked for one of the most used experts",
@@ -169,7 +169,7 @@ class _EngineSeries:
 
     def _hits_by_tier(self, now: StatsBody) -> Metric:
         """Prompt tokens that were not computed, by where their keys and values lay."""
-        labels = self._labels("penstock:")
+        labels = _labels(self._model_name, "penstock:")
         counts = {"disk": now.kv_disk.reads.num_tokens if now.kv_disk else 0}
         if now.kv_host is not None:
             counts["host"] = now.kv_host.reads.num_tokens
@@ -186,7 +186,7 @@ class _EngineSeries:
 
     def _preemptions(self, now: StatsBody) -> Metric:
         """Preempted sequences by what was decided: their keys and values are moved, or computed again."""
-        labels = self._labels("penstock:")
+        labels = _labels(self._model_name, "penstock:")
         counter = CounterMetricFamily(
             "penstock:preemptions", "Sequences preempted, by kind", labels=[*labels, "kind"]
         )
@@ -198,7 +198,7 @@ class _EngineSeries:
     def _waiting_by_reason(self, now: StatsBody) -> Metric:
         """Waiting sequences by vLLM's reasons. "deferred" sequences wait for a LoRA adapter or a transfer at
         vLLM; here all sequences wait for room ("capacity")."""
-        labels = self._labels("vllm:")
+        labels = _labels(self._model_name, "vllm:")
         name = "vllm:num_requests_waiting_by_reason"
         gauge = GaugeMetricFamily(name, "Sequences waiting, by reason", labels=[*labels, "reason"])
         for reason, value in (("capacity", now.num_waiting), ("deferred", 0)):
@@ -208,7 +208,7 @@ class _EngineSeries:
     def _tokens_per_step(self, snapshot: EngineSnapshot) -> Metric:
         bounds = [*(str(float(bound)) for bound in snapshot.step_token_bounds), "+Inf"]
         counts = map(float, accumulate(snapshot.stats.steps_by_tokens))
-        labels = self._labels("vllm:")
+        labels = _labels(self._model_name, "vllm:")
         histogram = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens in a step", labels=[*labels])
         histogram.add_metric(
             [*labels.values()], list(zip(bounds, counts, strict=True)), snapshot.stats.step_tokens
@@ -218,7 +218,7 @@ class _EngineSeries:
     def _cache_config(self, snapshot: EngineSnapshot) -> Metric:
         num_blocks = snapshot.stats.kv_blocks_total
         num_tokens = num_blocks * snapshot.block_size
-        labels = self._labels("vllm:")
+        labels = _labels(self._model_name, "vllm:")
         info = InfoMetricFamily("vllm:cache_config", "Blocks of keys and values", labels=[*labels])
         facts = {
             "block_size": str(snapshot.block_size),
@@ -245,12 +245,13 @@ class _EngineSeries:
         return self._metric(Series(name, text, False), value)
 
     def _metric(self, series: Series, value: float) -> Metric:
-        labels = self._labels(series.name)
+        labels = _labels(self._model_name, series.name)
         kind = CounterMetricFamily if series.is_total else GaugeMetricFamily
         metric = kind(series.name, series.help, labels=[*labels])
         metric.add_metric([*labels.values()], value)
         return metric
 
-    def _labels(self, name: str) -> dict[str, str]:
-        is_vllms = name.startswith("vllm:")
-        return vllm_labels(self._model_name) if is_vllms else {"model_name": self._model_name}
+
+def _labels(model_name: str, series: str) -> dict[str, str]:
+    """The labels that a series of this name has."""
+    return vllm_labels(model_name) if series.startswith("vllm:") else {"model_name": model_name}

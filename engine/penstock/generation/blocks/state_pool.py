@@ -74,7 +74,7 @@ class StatePool:
         self._copies.clear()
         return copies
 
-    def has(self, key: bytes) -> bool:
+    def __contains__(self, key: bytes) -> bool:
         """Whether there is a copy with this key."""
         return self._pool.find(key) is not None
 

@@ -49,7 +49,7 @@ class StateSaves:
         end = first + len(found)
         sequence.num_shared_tokens = max(sequence.num_shared_tokens, end * self._size)
         for index in range(min(end, (sequence.num_tokens - 1) // self._size), first, -1):
-            if self._states.has(self._key(sequence, index)):
+            if self._key(sequence, index) in self._states:
                 return found[: index - first]
         return []
 
@@ -61,7 +61,7 @@ class StateSaves:
         sequence.num_shared_tokens = max(sequence.num_shared_tokens, end * self._size)
         for index in range(min(end, (sequence.num_tokens - 1) // self._size), first, -1):
             key = self._key(sequence, index)
-            if self._states.has(key):
+            if key in self._states:
                 return index - first, None
             if self._kept is not None and self._kept.has(key):
                 return index - first, key
@@ -87,7 +87,7 @@ class StateSaves:
             if not start < index * size <= end:
                 continue
             key = self._key(sequence, index)
-            if not self._states.has(key):
+            if key not in self._states:
                 slot = self._save(sequence, key, index * size, index in lasting)
                 saves += [] if slot is None else [(index * size, slot)]
         return tuple(saves)

@@ -74,7 +74,7 @@ class GrammarCompiler:
                 grammar.kind,
                 f"reading it, or following it in an answer, takes more than {MAX_SECONDS:g} s or too much "
                 "memory; make it smaller, with fewer rules that use each other and smaller numbers "
-                "(multipleOf, bounds beside it, repetitions)",
+                "(multipleOf with bounds, repetitions)",
             )
         vocabulary = self._built_vocabulary()
         try:

@@ -96,7 +96,7 @@ class CudaLinear:
         if few is None:
             whole = self._few_rows.get(in_features)
             if whole is None:
-                whole = self._few_rows[in_features] = self._empty_rows(MAX_FEW, in_features, device)
+                whole = self._few_rows[in_features] = _empty_rows(MAX_FEW, self._parts, in_features, device)
             rows, token_scales = whole[0][: num_tokens * self._parts], whole[1][:num_tokens]
             quantize = self._launcher.prepare(
                 *self._quantizer(num_tokens), OPEN, OPEN, in_features, rows.shape[1], rows, token_scales
@@ -165,7 +165,7 @@ class CudaLinear:
     def _quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """INT8 rows [num_tokens * parts, in_features padded to whole units], and each token's scale."""
         num_tokens, in_features = x.shape
-        rows, token_scales = self._empty_rows(num_tokens, in_features, x.device)
+        rows, token_scales = _empty_rows(num_tokens, self._parts, in_features, x.device)
         self._launcher.launch(
             *self._quantizer(num_tokens), x, x.stride(0), in_features, rows.shape[1], rows, token_scales
         )
@@ -174,11 +174,6 @@ class CudaLinear:
     def _quantizer(self, num_tokens: int) -> tuple[str, tuple[int], int]:
         """The kernel, its grid and its threads."""
         return f"quantize_{self._parts}", (num_tokens,), THREADS
-
-    def _empty_rows(self, num_tokens: int, in_features: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        padded = ceil_div(in_features, ROW_UNIT) * ROW_UNIT
-        rows = torch.empty(num_tokens * self._parts, padded, dtype=torch.int8, device=device)
-        return rows, torch.empty(num_tokens, dtype=torch.float32, device=device)
 
     def _has_tensor_product(self, num_tokens: int, weight: QuantizedTensor | PlanesTensor) -> bool:
         """Whether torch._int_mm can use tensor cores. It wants more than 16 rows, sizes in multiples of 8,
@@ -235,3 +230,12 @@ def _has_to_be_joined(weight: QuantizedTensor | PlanesTensor) -> bool:
         return False
     parts = (weight.upper,) if weight.lower is None else (weight.upper, weight.lower)
     return weight.shape[1] % 16 != 0 or any(part.data_ptr() % 8 for part in parts)
+
+
+def _empty_rows(
+    num_tokens: int, num_parts: int, in_features: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Memory for quantized rows, `num_parts` for each token, and for the tokens' scales."""
+    padded = ceil_div(in_features, ROW_UNIT) * ROW_UNIT
+    rows = torch.empty(num_tokens * num_parts, padded, dtype=torch.int8, device=device)
+    return rows, torch.empty(num_tokens, dtype=torch.float32, device=device)

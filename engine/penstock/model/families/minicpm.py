@@ -46,7 +46,7 @@ class MiniCPM(Llama):
         if config.get("sparse_config"):
             logger.info(
                 "config.json has sparse_config (InfLLM-V2). Penstock computes dense attention: the results "
-                "are those of the model without sparse_config, and long texts take as long as there"
+                "and the time of long texts equal the model's without sparse_config"
             )
         return replace(
             base,

@@ -66,7 +66,7 @@ class DFlashSpec(LlamaSpec):
         if not is_there or self.num_target_layers not in (0, num_layers):
             made_for = f", and was made for {self.num_target_layers}" if self.num_target_layers else ""
             raise UnsupportedModel(
-                f"the DFlash head reads hidden states behind the layers {', '.join(map(str, layers))} "
+                f"the DFlash head reads the hidden states after layers {', '.join(map(str, layers))} "
                 f"(counted from 0){made_for}; the model has {num_layers}: take the head that was made for it"
             )
         return layers

@@ -65,7 +65,7 @@ class Eagle3Spec(LlamaSpec):
         layers = self.target_layers or (1, num_layers // 2 - 1, num_layers - 4)
         if not all(0 <= layer < num_layers for layer in layers) or sorted(set(layers)) != list(layers):
             raise UnsupportedModel(
-                f"the EAGLE-3 head reads hidden states behind the layers {', '.join(map(str, layers))} "
+                f"the EAGLE-3 head reads the hidden states after layers {', '.join(map(str, layers))} "
                 f"(counted from 0), and the model has {num_layers}: take the head that was made for it"
             )
         return layers
@@ -189,22 +189,17 @@ class Eagle3(Llama):
         own = super().head(weights, hidden)
         logits = own.new_full((len(own), self.spec.vocab_size), ABSENT)
         # check_tokens() saw these; in a step that measures memory they are anything.
-        logits[:, self._tokens(weights).clamp(0, self.spec.vocab_size - 1)] = own
+        logits[:, _tokens(self.spec, weights, self.device).clamp(0, self.spec.vocab_size - 1)] = own
         return logits
 
     def check_tokens(self, weights: LayerWeights) -> None:
         """Raises WrongTensor if a logit belongs to no token, or two to the same."""
-        tokens = self._tokens(weights)
+        tokens = _tokens(self.spec, weights, self.device)
         found = set(tokens.tolist())
         if len(found) < len(tokens) or not 0 <= min(found) <= max(found) < self.spec.vocab_size:
             raise WrongTensor(
                 "d2t of the EAGLE-3 head names tokens that there are not, or one twice: download it again"
             )
-
-    def _tokens(self, weights: LayerWeights) -> Tensor:
-        """The model's token for each of the head's."""
-        numbers = torch.arange(self.spec.draft_vocab_size, device=self.device)
-        return numbers + weights.vector("distances").long() if self.spec.has_token_numbers else numbers
 
 
 def _or_else(config: dict[str, Any], name: str, default: int) -> int:
@@ -240,3 +235,9 @@ def _as_floats(entry: TensorEntry) -> TensorEntry:
         return stored.view(dtype).float()
 
     return replace(entry, dtype="F32", num_bytes=4 * entry.num_bytes // size, decode=decode)
+
+
+def _tokens(spec: Eagle3Spec, weights: LayerWeights, device: torch.device) -> Tensor:
+    """The model's token for each of the head's."""
+    numbers = torch.arange(spec.draft_vocab_size, device=device)
+    return numbers + weights.vector("distances").long() if spec.has_token_numbers else numbers

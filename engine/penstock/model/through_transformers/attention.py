@@ -123,7 +123,7 @@ def read_attention(
     if others:
         raise UnsupportedModel(f"its attention takes {', '.join(others)}, which our attention lacks")
     if options.get("is_causal") is False:
-        raise UnsupportedModel("its attention sees the tokens behind a token")
+        raise UnsupportedModel("its attention sees later tokens")
     if mask is None:
         window = int(options.get("sliding_window") or 0)
     elif isinstance(mask, KeyRule):

@@ -46,7 +46,7 @@ class Skeleton(NamedTuple):
         first = tuple(tensor for tensor in self.outer.tensors if _module_of(tensor) in before)
         last = tuple(tensor for tensor in self.outer.tensors if _module_of(tensor) in after)
         if shared := set(first) & set(last):
-            raise UnsupportedModel(f"{shared.pop().name} is used before its layers and behind them")
+            raise UnsupportedModel(f"{shared.pop().name} is used before its layers and after them")
         used = {*first, *last}
         idle = (tensor for tensor in self.outer.tensors if tensor not in used)
         return first, last, tuple(part for tensor in idle for part in tensor.parts)

@@ -71,7 +71,7 @@ def choose(repository: str, files: Iterable[str], wanted: str) -> GgufChoice:
         what = f"{repository} has no GGUF file {wanted!r}"
     shown = _shown(fitting or models)
     raise CheckpointNotFound(
-        f"{what}{_without(files)}. Name one of them behind a colon: {repository}:{shown[0]}. There are: "
+        f"{what}{_without(files)}. Name one of them after a colon: {repository}:{shown[0]}. There are: "
         f"{', '.join(shown)}"
     )
 

@@ -213,7 +213,7 @@ def test_an_eagle3_head(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     data = json.loads(run(capsys, *card, "--json"))
     on_card = card_bytes_of(data["draft_model"])
     assert layer < on_card and data["draft_model"]["host_used_bytes"] < taken
-    assert f" and {on_card / GIB:.2f} GiB of the GPU's beside this plan" in run(capsys, *card)
+    assert f" and {on_card / GIB:.2f} GiB of the GPU's; this plan has the rest" in run(capsys, *card)
     data = json.loads(run(capsys, *card, "--json", "--draft-device", "cpu"))
     assert data["draft_model"]["device_used_bytes"] == 0 and data["plan"]["has_gpu"]
 

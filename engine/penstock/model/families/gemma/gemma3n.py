@@ -127,7 +127,7 @@ class Gemma3n(LaterGemma):
         return torch.cat(states, dim=1)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
-        states = self._states(hidden[:, : self.spec.state_width])
+        states = _states(hidden[:, : self.spec.state_width], self.spec.hidden_size)
         total, size = states[0], mean_square(states[0]).sqrt()
         for other, state in enumerate(states[1:]):
             found = self.project(weights, f"altup_unembed_projections.{other}", state)
@@ -138,7 +138,7 @@ class Gemma3n(LaterGemma):
         self, index: int, weights: LayerWeights, hidden: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
         row, inputs, later = self.parted(hidden)
-        predicted = self._predicted(weights, self._states(row))
+        predicted = self._predicted(weights, _states(row, self.spec.hidden_size))
         active = predicted[self.spec.active]
         x = self._norm("input_norm", weights, active)
         attended = self._norm("attention_out_norm", weights, self.attention(index, weights, x, kv, batch))
@@ -156,10 +156,6 @@ class Gemma3n(LaterGemma):
             gate = gate_up[:, : gate_up.shape[1] // 2]
             gate.copy_((gate - _cutoff(gate, share)).relu())
         return self.project(weights, "down", self.kernels.gated_activation(gate_up, self.spec.activation))
-
-    def _states(self, row: Tensor) -> list[Tensor]:
-        """The hidden states of each token, each [num_tokens, hidden_size]."""
-        return [state.contiguous() for state in torch.split(row, self.spec.hidden_size, dim=1)]
 
     def _laurel(self, weights: LayerWeights, x: Tensor) -> Tensor:
         low = self.project(weights, "laurel.left", x)
@@ -223,3 +219,8 @@ def _for_layers(config: dict[str, Any], name: str, usual: Any, num_layers: int) 
     if len(values) != num_layers or not all(isinstance(each, int | float) and each >= 0 for each in values):
         refuse(name, values, f"a number from 0 on, or a list of {num_layers} of them")
     return tuple(values)
+
+
+def _states(row: Tensor, hidden_size: int) -> list[Tensor]:
+    """The hidden states of each token, each [num_tokens, hidden_size]."""
+    return [state.contiguous() for state in torch.split(row, hidden_size, dim=1)]

@@ -125,8 +125,8 @@ def _entries(numbers: Numbers) -> Iterator[TensorEntry]:
             continue
         if entry.name.endswith(".scale"):  # without it answers would be wrong
             raise UnsupportedModel(
-                f"{numbers.path} has {entry.name}, a scale beside the blocks as NVFP4 may have it, by "
-                "which Penstock does not multiply. Use a file with other types, or the original repository"
+                f"{numbers.path} has {entry.name}, a scale of a whole NVFP4 tensor, which Penstock does not "
+                "apply. Use a file with other types, or the original repository"
             )
         if stored is None or rule is None:
             yield entry  # the store does not know the name either, and says so
