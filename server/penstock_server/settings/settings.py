@@ -349,8 +349,8 @@ class Settings(NodesSettings):
     )
     speculation: SpeculationMode = engine_setting(
         "speculation",
-        "speculative decoding with drafts from prompt and answer, from what the model found likely before, and "
-        "from --draft-model; auto drafts where it should pay; no answer depends on drafts",
+        "speculative decoding with drafts from prompt and answer, from what the model found likely before, "
+        "and from --draft-model; auto drafts where it should pay; no answer depends on drafts",
     )
     draft_model: str | None = engine_setting(
         "draft_model",
@@ -490,8 +490,8 @@ class Settings(NodesSettings):
     allowed_host: tuple[str, ...] = setting(
         "security",
         "name by which clients may ask for the server (the header Host), in addition to localhost, addresses, "
-        "--host and the names in --allowed-origin: such as llm.example.org, or .example.org for all names below "
-        "it; * is every name; may be given several times",
+        "--host and the names in --allowed-origin: such as llm.example.org, or .example.org for all names "
+        "below it; * is every name; may be given several times",
         (),
         parse=parse_list,
         metavar="NAME",
