@@ -120,8 +120,8 @@ class EngineConfig:
     #: The size of the KV cache as a share, between 0 and 1, of the budget of the device that computes.
     kv_cache_share: float | None = None
     #: Bytes for recurrent states, in models that have some. None: an eighth of the budget of the device that
-    #: computes, or less if this is more than `max_num_seqs` sequences need. What guesses take lies beside it
-    #: (StateSlots).
+    #: computes, or less if this is more than `max_num_seqs` sequences need. What drafts take is in addition
+    #: to it (StateSlots).
     state_bytes: int | None = None
     #: Tokens per KV block.
     block_size: int = 16

@@ -43,7 +43,7 @@ class Engine:
         self.model, self.plan, self.config = parts.model, parts.plan, parts.config
         self.spec, self.tokenizer = parts.model.spec, parts.model.tokenizer
         self.streamer = parts.model.streamer
-        #: The model's own advice (generation_config.json), for whoever builds SamplingParams.
+        #: The model's own advice (generation_config.json), for callers that build SamplingParams.
         self.default_sampling = parts.model.default_sampling
         #: Tokens of a prompt and its answer; the model's own soft prompt takes what is left.
         self.max_model_len = parts.model.max_text_len
@@ -57,7 +57,7 @@ class Engine:
         self.meter, self.metrics = parts.meter, parts.meter.metrics
         self.scheduler, self.executor, self.chooser = parts.scheduler, parts.executor, parts.chooser
         self.observers = parts.observers
-        #: What guesses for this model beside the texts.
+        #: What drafts for this model in addition to the texts.
         self.draft_model = parts.draft_model
         self._nodes, self._closing = parts.nodes, parts.closing
 

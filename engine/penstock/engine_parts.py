@@ -101,7 +101,7 @@ class EngineParts:
     #: What comes out of a step: tokens, or vectors and scores.
     chooser: Sampler | Pooler
     observers: StepObservers
-    #: What guesses for this model: a small model, the head that came with it, or its own upper planes.
+    #: What drafts for this model: a small model, the head that came with it, or its own upper planes.
     draft_model: GuessingModel | None
     #: All machines that compute the model's layers, by rank; () where one computes all.
     nodes: Callable[[], tuple[NodeStatus, ...]]

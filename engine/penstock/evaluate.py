@@ -264,7 +264,7 @@ class _Tally:
 
     def add_hidden(self, expected: Computed, rows: Tensor, index: int, found: Tensor) -> None:
         """found: hidden states after layer `index`, [num_tokens, hidden_size], and inputs of later layers
-        behind them. rows: their tokens, as indices among the tokens of all windows."""
+        after them. rows: their tokens, as indices among the tokens of all windows."""
         states = expected.hidden[index].flatten(0, 1)[rows]
         found = found[:, : states.shape[1]]
         lengths = states.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)

@@ -123,7 +123,7 @@ def _plain_layout(dtype: str, item_bytes: int) -> KVLayout:
 
 FLOAT16, FLOAT32 = _plain_layout("float16", 2), _plain_layout("float32", 4)
 #: Integers, and a scale for each head of each token (kernels/int8_kv.py). A head's codes lie in a block as
-#: the numbers of the plain layouts do, and its scales of the block's tokens lie right behind them, so that
+#: the numbers of the plain layouts do, and its scales of the block's tokens lie right after them, so that
 #: attention reads memory as one stream.
 INT8 = KVLayout(
     "int8",
@@ -135,7 +135,7 @@ INT8 = KVLayout(
 
 
 def _latent_layout(dtype: str, item_bytes: int) -> KVLayout:
-    """One row per token, from which the keys and the values of all heads follow: a latent, and behind it the
+    """One row per token, from which the keys and the values of all heads follow: a latent, and after it the
     part of a key that rope has turned (MLA, arXiv 2405.04434). The row is the key of the one KV head, and its
     first ModelSpec.latent_dim numbers are the value. Tokens lie last, as in K of the plain layouts."""
     return KVLayout(
@@ -176,7 +176,7 @@ class ModelSpec:
     num_encoder_layers: int = 0
     #: The tokens with which a decoder begins that writes an answer to an encoded prompt.
     decoder_start: tuple[int, ...] = ()
-    #: Rows of the embedding, behind those of the vocabulary, that stand in front of every prompt.
+    #: Rows of the embedding, after those of the vocabulary, that stand in front of every prompt.
     soft_prompt: tuple[int, ...] = ()
     #: Every token of a prompt sees the whole prompt. A step computes a prompt whole therefore.
     sees_prompt_both_ways: bool = False
@@ -339,7 +339,7 @@ class ModelFootprint:
     """A model as the memory plan sees it: the bytes of its weights, and the cost of a token."""
 
     #: Bytes of each dense unit, in the order of a sweep over all stacks. A layer has one dense unit, or a
-    #: second one behind it, of lower planes.
+    #: second one after it, of lower planes.
     layer_bytes: tuple[int, ...]
     embedding_bytes: int
     #: Bytes of the head, without a matrix that it shares with the embedding.

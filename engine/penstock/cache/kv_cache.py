@@ -63,7 +63,7 @@ class KVCache:
             _state_views(spec.state_layout(index), num_states, pool, index)
             for index in range(spec.num_layers)
         ]
-        #: Of each layer and each part of its state: what guesses brought to it, float32
+        #: Of each layer and each part of its state: what drafts brought to it, float32
         #: [guesses.num_rows, *shape] for each shape of StatePart.fed.
         self.kept = [
             _kept_views(spec.state_layout(index), guesses.num_rows, pool, index)

@@ -83,7 +83,7 @@ class _Reader:
             yield from self.layer(f"{prefix}{self._name()}.", depth + 1)
 
     def check_end(self, entries: dict[str, TensorEntry]) -> None:
-        """Raises Malformed if there is something else behind the tree, or another tree than a model's."""
+        """Raises Malformed if there is something else after the tree, or another tree than a model's."""
         if self.stream.tell() != self.size:
             raise Malformed(f"its tree ends at {self.stream.tell()}, and the file at {self.size} bytes")
         roots = {name.partition(".")[0] for name in entries}

@@ -124,6 +124,7 @@ def _has_other_tokenizer(folder: Path) -> bool:
 def _read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # an absent file is no error; whoever needs a broken file refuses it
+    # an absent file is no error; the reader that needs a broken file refuses it
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -17,7 +17,7 @@ _ANSWER = "<s_0>"
 def encode_dialogue(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], begins_answer: bool, goes_on: bool
 ) -> list[int]:
-    """All utterances in their order, whoever spoke, each with `<sep>` behind, and `<s_0>` for the answer.
+    """All utterances of both speakers in their order, each with `<sep>` after, and `<s_0>` for the answer.
     `tokenizer` is a ChineseTokenizer.
 
     Raises InvalidParameter for messages that a dialogue does not have."""

@@ -27,7 +27,7 @@ _NUM_KEPT = 64
 
 
 class _Block(NamedTuple):
-    """The guesses of a pass: for each place behind a text the likeliest tokens, and their logits."""
+    """The guesses of a pass: for each place after a text the likeliest tokens, and their logits."""
 
     tokens: Tensor  # int64 [num_guesses, num_kept]
     logits: Tensor  # float32 [num_guesses, num_kept]
@@ -63,7 +63,7 @@ class DFlashDrafter(MTPDrafter):
         return assumed_dflash(self._pass_s, self._family.spec.num_guesses)
 
     def seconds(self, num_places: int) -> float:
-        """Guesser.seconds(): levels behind the first one take nothing."""
+        """Guesser.seconds(): levels after the first one take nothing."""
         return 0.0 if self._guessed else self._pass_s(num_places)
 
     def _pass_s(self, num_seqs: int) -> float:
@@ -136,7 +136,7 @@ class DFlashDrafter(MTPDrafter):
         return text.num_tokens - self._twins[text.sequence_id].branches[-1].text.num_tokens
 
     def _logits(self, texts: List[Sequence]) -> Iterator[Tensor]:
-        """What the blocks say behind each text, float32 [1, vocab_size]; -inf for what was not kept."""
+        """What the blocks say after each text, float32 [1, vocab_size]; -inf for what was not kept."""
         for text in texts:
             block, depth = self._guessed[text.sequence_id], self._depth(text)
             row = torch.full((1, self.head.spec.vocab_size), float("-inf"))

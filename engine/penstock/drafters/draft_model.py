@@ -44,7 +44,7 @@ from penstock.weights.checkpoints.hub import find_model
 NUM_KV_TOKENS = 8192
 #: Most tokens of prompts that one call computes for the draft model.
 MAX_CHUNK = 256
-#: Tokens that are said to be likely behind a place.
+#: Tokens that are said to be likely after a place.
 NUM_CANDIDATES = 4
 #: Tokens that a sequence has room for, if guesses are made at all.
 _MARGIN = 32

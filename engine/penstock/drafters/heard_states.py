@@ -1,4 +1,4 @@
-"""HeardStates: the model's hidden states of a step behind some layers, for heads that predict from them."""
+"""HeardStates: the model's hidden states of a step after some layers, for heads that predict from them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class HeardStates:
 
     def take(self) -> Iterator[tuple[Sequence, int, Tensor]]:
         """For each sequence of the step that guesses may be wanted for, the place of a token in its text, and
-        the hidden states of that token and those behind it, one layer's beside the other's, float32
+        the hidden states of that token and those after it, one layer's beside the other's, float32
         [num_tokens, num_layers * hidden_size], where layers are computed. Each step is taken once."""
         parts, hidden, self._parts, self._hidden = self._parts, self._hidden, [], []
         for part in parts:

@@ -57,7 +57,7 @@ def load_with_guesses(
 
 @contextlib.contextmanager
 def _told_of_memory(plan: MemoryPlan) -> Iterator[None]:
-    """Says in a CapacityError how much of the memory that is too small belongs to what guesses, by its
+    """Says in a CapacityError how much of the memory that is too small belongs to the drafter, by its
     plan."""
     from penstock.drafters.memory_beside import card_bytes
 

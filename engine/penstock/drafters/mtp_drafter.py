@@ -1,7 +1,7 @@
 """MTPDrafter: the head of multi-token prediction that came with a model guesses what the model will say.
 
 The head's row for a token gets the token's embedding and the model's last hidden state of the token before.
-Rows of tokens that stand are computed from the model's own states. A guess behind a guess has the head's own
+Rows of tokens that stand are computed from the model's own states. A guess after a guess has the head's own
 state, and its keys and values are given back before the next step. What the head has of a text may begin
 anywhere: the model did not compute what was found in its cache. Rope turns by distances alone, so the head
 counts places from where it began.
@@ -33,7 +33,7 @@ from penstock.memory.planning.plan import MemoryPlan
 from penstock.memory.planning.step_work import StepLoad
 from penstock.model.family import GivenRows
 
-#: Tokens that are said to be likely behind a place.
+#: Tokens that are said to be likely after a place.
 NUM_CANDIDATES = 4
 #: Hidden states that are kept for a later step, of all sequences together, where a step had no use for them.
 MAX_WAITING = 256

@@ -34,7 +34,7 @@ from penstock.weights.formats.model_formats import has_planes
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.streamer import LayerStreamer
 
-#: Tokens that are said to be likely behind a place.
+#: Tokens that are said to be likely after a place.
 NUM_CANDIDATES = 4
 #: More pending tokens than these, of a prompt or a grammar, are not computed for guesses.
 MAX_PENDING = 8

@@ -6,7 +6,7 @@ from __future__ import annotations
 from penstock.errors import ConfigError
 from penstock.text.tokenizer import Tokenizer
 
-#: Rows of an embedding behind the last token, with which a model is filled up to a round number. Models of
+#: Rows of an embedding after the last token, with which a model is filled up to a round number. Models of
 #: one vocabulary differ by no more.
 MOST_PADDING = 512
 _ADVICE = "Take a model of the same family"

@@ -41,7 +41,7 @@ class Chosen(NamedTuple):
     #: Drafts that the step computed, and how many of them are among `tokens`, at their beginning.
     num_drafts: int = 0
     num_right: int = 0
-    #: The likeliest tokens behind the sequence's last token, and behind each draft; empty unless a drafter
+    #: The likeliest tokens after the sequence's last token, and after each draft; empty unless a drafter
     #: asked for them.
     followers: tuple[tuple[int, ...], ...] = ()
     #: The vector of a text, or the score of a pair, float32. None: the sequence is there for text, or the

@@ -180,7 +180,7 @@ class Executor:
         if hidden is None:
             positions = inputs.layout.positions
             hidden = self._family.embed(self._embedding, inputs.input_ids, positions, inputs.given)
-        (hidden,) = self._inlet.bring([hidden])  # apart: it is gone behind the first layer
+        (hidden,) = self._inlet.bring([hidden])  # apart: it is gone after the first layer
         counter = iter(self._places) if self._places else itertools.count()
         # Layers come one by one where each one's result is seen, adapters add to it, or its cache has turns.
         is_alone = observe is not None or inputs.adapters is not None or kv.layers([]) is None

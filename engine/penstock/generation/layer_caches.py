@@ -133,8 +133,8 @@ class SpilledCaches:
             turns.finish()
 
     def expected(self, pasts: Iterable[Past]) -> SpilledKeys:
-        """Each block counts once for a layer, whoever has it. Every sequence writes into the block of its
-        next token."""
+        """Each block counts once for a layer, even if several sequences have it. Every sequence writes into
+        the block of its next token."""
         first, size, pasts = self._cache.num_resident, self._cache.block_size, list(pasts)
         num_read = 0
         for view, num_layers in Counter(self._views).items():

@@ -22,7 +22,7 @@ def likely_followers(logits: Tensor, count: int) -> list[tuple[int, ...]]:
     if num_blocks <= count:
         return _tuples(logits.topk(min(count, size)).indices)
     blocks = logits[:, : num_blocks * BLOCK].view(-1, num_blocks, BLOCK)
-    # The largest logits are in the blocks whose largest ones are the largest, or behind the last block.
+    # The largest logits are in the blocks whose largest ones are the largest, or after the last block.
     best = blocks.amax(dim=-1).topk(count).indices
     ids = (BLOCK * best[:, :, None] + torch.arange(BLOCK)).flatten(1)
     rest = torch.arange(num_blocks * BLOCK, size).expand(len(logits), -1)

@@ -103,7 +103,7 @@ class Sampler:
     def _verify(
         self, item: ScheduledSequence, rows: Iterator[Row], scores: tuple[TokenLogprobs, ...]
     ) -> Chosen:
-        """Follow the path of drafts that are chosen at their places: the row behind each is then the same as
+        """Follow the path of drafts that are chosen at their places: the row after each is then the same as
         without drafts. Stop where no draft has the chosen token, and where the answer may end.
 
         A failure counts in the first row only. A later row's failure comes after accepted tokens, which the

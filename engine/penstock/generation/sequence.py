@@ -60,7 +60,7 @@ class Sequence:
         #: Rows of the embedding in front of the prompt, which the sequence counts as tokens of its prompt.
         self.num_soft_tokens = len(frame.soft_prompt)
         self._has_vectors = request.prompt_embeds is not None and self.encoder is None
-        #: Every token sees these tokens, also those behind it: the prompt, or none.
+        #: Every token sees these tokens, also those after it: the prompt, or none.
         self.prefix_len = len(first) if frame.is_whole else 0
         #: Its tokens whose hidden states are pooled. None: the sequence is there for text.
         self.pooled = frame.pooling.rows(len(first)) if frame.pooling is not None else None
@@ -126,7 +126,7 @@ class Sequence:
     def skip_to(self, num_computed_tokens: int) -> int:
         """So many tokens are in the cache, because others computed them. Returns how many tokens of the
         prompt need not be computed therefore. What a preempted sequence finds again counts as its own. A
-        decoder's first tokens, behind an encoder, are no prompt."""
+        decoder's first tokens, after an encoder, are no prompt."""
         num_saved = 0
         if not self.was_preempted and self.encoder is None:
             end = min(num_computed_tokens, self.num_prompt_tokens)

@@ -93,7 +93,7 @@ def _paths(item: ScheduledSequence, first: int) -> Iterator[_Path]:
 
 
 def _slots(scheduled: List[ScheduledSequence], starts: List[int]) -> StateSlots:
-    """starts: the row of each sequence's first token that the step computes, behind those it replays."""
+    """starts: the row of each sequence's first token that the step computes, after those it replays."""
     slots = [item.sequence.state_slot for item in scheduled]
     counts, rows, kept = [0], list[int](), list[int]()
     for item, start in zip(scheduled, starts, strict=True):

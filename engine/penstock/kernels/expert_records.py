@@ -52,7 +52,7 @@ class ExpertRecord(NamedTuple):
 
     #: Where the expert's WeightsRecord lies.
     address: int
-    #: Bytes of scratch memory for a row: activations, and the results of gate_up before and behind the
+    #: Bytes of scratch memory for a row: activations, and the results of gate_up before and after the
     #: activation function.
     row_bytes: int
     records: tuple[WeightsRecord, MatrixRecord, MatrixRecord]

@@ -165,7 +165,7 @@ class LayerKV:
     parts: tuple[Tensor, ...]  # of the shapes that the layout says
     #: The layer's recurrent states: float32 [num_states, *shape] for each part of its StateLayout.
     states: tuple[Tensor, ...] = ()
-    #: For each part of the state: what guesses brought to it, float32 [num_rows, *shape] for each shape of
+    #: For each part of the state: what drafts brought to it, float32 [num_rows, *shape] for each shape of
     #: StatePart.fed.
     kept: tuple[tuple[Tensor, ...], ...] = ()
     #: Room for copies of states, from which paths of guesses go on: float32 [num_paths, *shape] for each
@@ -221,7 +221,7 @@ class StateSlots:
     #: Copies that are kept of states in the middle of a step. Those of sequence s are
     #: save_start[s]:save_start[s + 1], in the order of rows. int32 [num_seqs + 1]
     save_start: Tensor
-    #: The step's row behind which the state is copied, and the slot that gets the copy. int32 [num_saves]
+    #: The step's row after which the state is copied, and the slot that gets the copy. int32 [num_saves]
     save_rows: Tensor
     save_slots: Tensor
 
@@ -246,12 +246,12 @@ class GuessedStates:
     from LayerKV.kept, and then the step's tokens that are certain. The paths come after that."""
 
     replayed: Tensor  # int64 [num_replayed]: rows of LayerKV.kept
-    #: int64 [num_certain_rows]: rows of the `replayed` ones with the step's behind them
+    #: int64 [num_certain_rows]: rows of the `replayed` ones with the step's after them
     rows: Tensor
     #: Of `rows`.
     layout: BatchLayout
     #: int64 [num_tokens]: where each of the step's rows is among the results of `rows`, with those of
-    #: paths.rows behind them
+    #: paths.rows after them
     places: Tensor
     paths: GuessedPaths | None = None
 
@@ -312,7 +312,7 @@ class BatchLayout:
     #: RopeSpec.frequency_length() of each token's sequence, int64 [num_tokens]; None where all are 0.
     rope_lengths: Tensor | None = None
     #: int32 [num_seqs]: every token of sequence s sees the sequence's first prefix_lens[s] keys, also those
-    #: behind the token; at most context_lens[s]. None: a token sees the keys up to its own position, and no
+    #: after the token; at most context_lens[s]. None: a token sees the keys up to its own position, and no
     #: others.
     prefix_lens: Tensor | None = None
     #: Where the encoded inputs of the same tokens' sequences lie, for a decoder that attends to them: all
@@ -385,7 +385,7 @@ class DistanceBias:
     """A term of each score that depends on the distance from a query to a key, as in T5 (arXiv
     1910.10683)."""
 
-    #: float32 [num_heads, 2 * max_distance + 1]. A key `d` positions behind its query (before it, where d is
+    #: float32 [num_heads, 2 * max_distance + 1]. A key `d` positions after its query (before it, where d is
     #: negative) has the entry max_distance + d; keys that are farther away have that of max_distance.
     table: Tensor
     #: The sequence's first tokens are a segment of their own if this is above 0: their number. Between a

@@ -33,7 +33,7 @@ CLOSE_S = 1.0
 #: Seconds between looks at the socket for replays.
 _LOOK_S = 0.05
 _NUMBER_BYTES = 8
-#: Behind the last batch of a replay.
+#: After the last batch of a replay.
 END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 
 

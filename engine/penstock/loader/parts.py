@@ -41,7 +41,7 @@ class Model:
     is_context_cut: bool
     #: A request gets the same bits in any company.
     is_invariant: bool
-    #: The model's own advice (generation_config.json), for whoever builds SamplingParams.
+    #: The model's own advice (generation_config.json), for callers that build SamplingParams.
     default_sampling: dict[str, object]
     #: Where the uses of experts are kept, if they are.
     uses_file: Path | None = None

@@ -183,7 +183,7 @@ class CudaHandover:
         """On the driver's thread."""
         try:
             self._worker.submit(self._work.popleft()).result()
-        except BaseException as error:  # nobody catches it here; whoever launches next learns of it
+        except BaseException as error:  # nobody catches it here; the next launch raises it
             self._failure = error
 
     @staticmethod

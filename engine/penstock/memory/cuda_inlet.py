@@ -29,7 +29,7 @@ class _Half:
 
     def __init__(self, address: int, on_card: int) -> None:
         self.address, self.on_card = address, on_card
-        #: Behind the card's last reading.
+        #: After the card's last reading.
         self.read: torch.cuda.Event | None = None
 
     def write(self, tensor: Tensor, offset: int) -> None:

@@ -204,7 +204,7 @@ PIECES_BYTES = 22 << 20
 
 
 class CudaLane:
-    """A GPU. Several lanes of a process may be on one GPU: a model's, and that of what guesses for it."""
+    """A GPU. Several lanes of a process may be on one GPU: a model's, and its drafter's."""
 
     #: By a GPU, bytes that each lane may take there: torch knows one limit for the process.
     _limits: ClassVar[dict[torch.device, dict[CudaLane, int]]] = {}

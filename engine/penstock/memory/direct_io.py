@@ -149,7 +149,7 @@ class DirectReader:
 
     def submit(self, path: Path, offset: int, num_bytes: int, buffer: Tensor) -> Future[int]:
         """Read `num_bytes` from `offset` on into `buffer`. The offset and the buffer lie on page boundaries,
-        and the buffer has room for num_bytes rounded up to whole pages. Anything may be written behind the
+        and the buffer has room for num_bytes rounded up to whole pages. Anything may be written after the
         last byte, up to the end of its page.
 
         The result is num_bytes. The future, or this call, raises CorruptFile if the file ends early, can't be
@@ -177,7 +177,7 @@ class DirectReader:
         return all(self._open(path).is_queued for path in paths)
 
     def order(self, path: Path, offset: int, num_bytes: int, buffer: Tensor) -> OrderedRead:
-        """What submit() does, behind all ranges that were ordered before: one range after the other, by a
+        """What submit() does, after all ranges that were ordered before: one range after the other, by a
         thread of C. One thread at a time orders, and asks for ends. The range is not empty, and can_order()
         has said that the file's reads can be ordered."""
         address = _checked_address(offset, num_bytes, buffer)

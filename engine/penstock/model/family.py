@@ -38,7 +38,7 @@ class Family(Architecture):
 
     #: How vectors or scores are made, in a PooledFamily. None: the model writes text.
     pooling: ClassVar[PoolingSpec | None] = None
-    #: The modules of the layers that make scores of the first token: tanh stands behind all but the last.
+    #: The modules of the layers that make scores of the first token: tanh stands after all but the last.
     #: (): one layer scores the last token.
     score_parts: ClassVar[tuple[str, ...]] = ()
 

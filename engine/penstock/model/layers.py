@@ -97,11 +97,11 @@ class AttentionForm:
     #: q, k and v are limited to this size; 0 is no limit.
     clip: float = 0.0
     norms: HeadNorms | None = None
-    #: Of q behind rope and norms.
+    #: Of q after rope and norms.
     growth: QueryGrowth | None = None
     #: Each head has a score beside those of its keys, "sinks" (AttentionSpec).
     has_sinks: bool = False
-    #: "qkv" has rows of a gate behind those of each head of q. The sigmoid of the gate multiplies the head's
+    #: "qkv" has rows of a gate after those of each head of q. The sigmoid of the gate multiplies the head's
     #: output.
     has_gate: bool = False
     out_gate: OutputGate | None = None

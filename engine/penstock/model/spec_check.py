@@ -17,7 +17,7 @@ from penstock.spec import ModelSpec, RopeSpec
 MAX_VOCAB = MAX_HIDDEN = 1 << 24
 MAX_HEADS = MAX_HEAD_DIM = 1 << 16
 MAX_POSITIONS = 1 << 31
-#: Keys of config.json that size lists of Python or modules, whoever's code computes the layers.
+#: Keys of config.json that size lists of Python or modules, in our own families and in transformers' modules.
 _SIZES = {
     ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_encoder_layers", "num_decoder_layers",
      "encoder_layers", "decoder_layers"): MAX_LAYERS,

@@ -73,7 +73,7 @@ def _add(first: float, second: float) -> float:
 def _table(
     layers: Sequence[LayerCost], machines: Sequence[MachineRates]
 ) -> dict[tuple[int, int, int], float]:
-    """(machine, first layer, layer behind the last one) -> seconds."""
+    """(machine, first layer, layer after the last one) -> seconds."""
     kinds = ("num_bytes", "kv_bytes", "step_bytes")
     sums = [[0, *accumulate(getattr(each, kind) for each in layers)] for kind in kinds]
     return {

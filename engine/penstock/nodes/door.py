@@ -21,7 +21,7 @@ from penstock.nodes_config import NodesConfig
 
 logger = logging.getLogger(__name__)
 
-#: Handshakes at a time; whoever comes meanwhile is not listened to.
+#: Handshakes at a time; a connection that comes meanwhile is closed.
 MAX_HANDSHAKES = 32
 
 

@@ -30,7 +30,7 @@ class MemberLost(Exception):
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """How one machine is, for whoever asks."""
+    """How one machine is, for status pages."""
 
     rank: int
     address: str

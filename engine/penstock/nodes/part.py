@@ -182,7 +182,7 @@ class Part:
         return self._loaded is not None and asdict(order) == asdict(self._order)
 
     def compute(self, inputs: ModelInputs, hidden: Tensor, wanted: Tensor | None) -> Tensor:
-        """The hidden states behind the layers, on the host: of the wanted rows, or (None) of all. Raises
+        """The hidden states after the layers, on the host: of the wanted rows, or (None) of all. Raises
         CorruptFile and other kinds of CheckpointError."""
         executor = self.loaded.model.executor
         found = executor.sweep(inputs, hidden=hidden)

@@ -44,7 +44,7 @@ class StepPipe:
         leader.on_result = self._pass_on
 
     def send(self, inputs: ModelInputs, hidden: Tensor, peers: Sequence[Peer]) -> int:
-        """Let the workers compute a step behind the leader's layers. Returns its number."""
+        """Let the workers compute a step after the leader's layers. Returns its number."""
         self._next += 1
         self._flying[self._next] = flying = _Flying(inputs, peers)
         self._send_to(0, self._next, flying, hidden.to("cpu"))

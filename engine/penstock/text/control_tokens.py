@@ -1,6 +1,6 @@
 """ControlTokens: the tokens that only a chat template may write, and never the text of a message.
 
-A model takes "<|im_end|>" for the end of a turn, whoever wrote it. A rendered text comes with the origin of
+A model takes "<|im_end|>" for the end of a turn, even in a message. A rendered text comes with the origin of
 each of its characters (traced_text.py). A name is a control token where all its characters are the template's
 own, and ordinary text elsewhere. A second tokenizer, with the same model, normalizer and rules, knows the
 control tokens under secret names alone: the template's own get these names, and all others are ordinary text

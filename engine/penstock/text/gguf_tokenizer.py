@@ -75,7 +75,7 @@ def _added_tokens(made: _Made) -> dict[int, Any]:
 
     vocabulary, special = made.vocabulary, made.special.values()
     name = str(vocabulary.metadata.get("general.name", "")).lower()
-    # Phi 3's control tokens take the white space behind them, which no file tells.
+    # Phi 3's control tokens take the white space after them, which no file tells.
     takes_space = "phi-3" in name or "phi3" in name
     takes_none = ("<unk>", "<s>", "<|endoftext|>")
     added = {}

@@ -34,7 +34,7 @@ _END_NAMES = frozenset((
 ))  # fmt: skip
 #: Names that are text in other models: they end an answer where the file calls them control tokens.
 _END_NAMES_OF_CONTROLS = frozenset(("</s>", "<eos>"))
-#: Names of tokens that tell a code model's files apart. An answer that goes on behind one is another file.
+#: Names of tokens that tell a code model's files apart. An answer that goes on after one is another file.
 _FILE_NAMES = frozenset((
     "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>",
     "<REPO>", "<reponame>", "<|file_sep|>",

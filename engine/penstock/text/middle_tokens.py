@@ -14,7 +14,7 @@ _MARK = "\x02"
 
 @dataclass(frozen=True)
 class MiddleTokens:
-    """Names of tokens. A prompt is: prefix token, text before the blank, suffix token, text behind the blank,
+    """Names of tokens. A prompt is: prefix token, text before the blank, suffix token, text after the blank,
     middle token. The model goes on with the text of the blank."""
 
     prefix: str

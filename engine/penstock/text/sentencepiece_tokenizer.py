@@ -98,7 +98,7 @@ class SentencePieceTokenizer(PreTrainedTokenizer):
         }
 
     def _make_processors(self, proto: Any, has_prefix: bool, has_prefix_everywhere: bool) -> None:
-        """`_first` encodes a text's beginning, `_next` the text behind an added token, `_inside` the rest of
+        """`_first` encodes a text's beginning, `_next` the text after an added token, `_inside` the rest of
         a text that is cut."""
         normalizer = proto.normalizer_spec
         normalizer.add_dummy_prefix &= has_prefix
@@ -242,7 +242,8 @@ def _tokenizer_class(folder: Path) -> tuple[str | None, bool]:
     for name in ("tokenizer_config.json", "config.json"):
         try:
             config = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # an absent file is no error; whoever needs a broken file refuses it
+        # an absent file is no error; the reader that needs a broken file refuses it
+        except (OSError, ValueError):
             continue
         if isinstance(config, dict) and isinstance(kind := config.get("tokenizer_class"), str):
             return kind.removesuffix("Fast"), "AutoTokenizer" in (config.get("auto_map") or ())

@@ -140,7 +140,7 @@ def send(pipe: IO[bytes], data: bytes) -> None:
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answers requests until there are no more: (seconds, bytes), with a Rendering or a Trial behind it, gets
+    """Answers requests until there are no more: (seconds, bytes), with a Rendering or a Trial after it, gets
     a byte, "+" or "-", and a number of characters. "text" gets the text that was written, or the error's, and
     the origins of its characters."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -37,7 +37,7 @@ _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _CJK = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 #: GPT-2's.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-#: A mark with the letters behind it, letters, marks: DeepSeek's last expression.
+#: A mark with the letters after it, letters, marks: DeepSeek's last expression.
 _MARKS = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS}"

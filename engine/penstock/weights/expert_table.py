@@ -47,7 +47,7 @@ class ExpertTable:
 
 @dataclass(frozen=True)
 class ExpertRun:
-    """A layer's experts for kernels that find them by themselves, in several layers behind each other."""
+    """A layer's experts for kernels that find them by themselves, in several layers after each other."""
 
     table: ExpertTable
     #: No expert leaves the memory from here on.

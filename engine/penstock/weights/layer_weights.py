@@ -27,7 +27,7 @@ AskForArriving = Callable[[Sequence[int]], Iterator[tuple[ExpertGroup, "Arriving
 
 @dataclass(frozen=True)
 class NextExperts:
-    """The experts of the layer behind a layer, of which the layer may guess some."""
+    """The experts of the layer after a layer, of which the layer may guess some."""
 
     #: The weights of that layer; None where they are not in memory, or where all its experts are.
     weights: Callable[[], LayerWeights | None]
@@ -85,8 +85,8 @@ class LayerWeights:
         are valid until the next group is asked for. Raises what reading raised.
 
         Experts that the processor computes beside a card, as matrices in_ram(), come before all others or, if
-        they come from the disk, behind them. They are valid until no more groups come. An empty group follows
-        them: behind the others, and behind each group from the disk."""
+        they come from the disk, after them. They are valid until no more groups come. An empty group follows
+        them: after the others, and after each group from the disk."""
         return self._ask(numbers, num_tokens)
 
     def arriving_groups(

@@ -118,7 +118,7 @@ class LayerStreamer:
                 yield from run
 
     def runs(self, stack: str, most: int) -> Generator[list[LayerWeights], None, None]:
-        """One sweep of a stack: the next layer, with the layers behind it that stay in memory if it does, at
+        """One sweep of a stack: the next layer, with the layers after it that stay in memory if it does, at
         most `most` together, and not across a border (_is_border). Their weights are valid, for what is
         launched on the lane, until the next ones are asked for.
 
@@ -188,7 +188,7 @@ class LayerStreamer:
         return buffer
 
     def upper_planes(self) -> list[LayerWeights]:
-        """LayerViews.upper_planes(), for whoever computes between two sweeps."""
+        """LayerViews.upper_planes(), for drafts between two sweeps."""
         return self._views.upper_planes()
 
     def synchronize(self) -> None:

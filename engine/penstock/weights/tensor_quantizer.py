@@ -116,7 +116,7 @@ class TensorQuantizer(Generic[Quantized]):
             yield start, self._checkpoint.read_rows(self._entry.name, start, stop, buffer[: stop - start])
 
     def _read_ahead(self, start: int, num_chunks: int) -> None:
-        """Ask the disk for `num_chunks` chunks that lie AHEAD chunks behind the chunk at `start`."""
+        """Ask the disk for `num_chunks` chunks that lie AHEAD chunks after the chunk at `start`."""
         if self._whole is None:
             first = start + AHEAD * self._step
             self._checkpoint.read_ahead(self._entry.name, first, first + num_chunks * self._step)

@@ -224,8 +224,8 @@ class ModelTensors:
     #: The model makes logits. One that is made for vectors or scores has no matrix for them.
     has_logits: bool = True
     #: The head of multi-token prediction that the checkpoint holds, as a model of one layer. A model has its
-    #: head here where it is converted, since a converted folder keeps the head; whoever computes the head
-    #: opens it apart.
+    #: head here where it is converted, since a converted folder keeps the head; the code that computes the
+    #: head opens it apart.
     mtp: ModelTensors | None = None
 
     @cached_property

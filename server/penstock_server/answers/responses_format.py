@@ -267,7 +267,7 @@ class _Items:
 
 
 class ResponsesFormat:
-    """The response to one request: a message, or calls of tools with the text around them, behind the
+    """The response to one request: a message, or calls of tools with the text around them, after the
     reasoning."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`penstock bench --drafts`: what guesses of the next tokens gave.
+"""`penstock bench --drafts`: what speculative decoding gave.
 
 Random weights say nothing that repeats itself. So each answer is made once without guesses, and again while
 the request predicts it, with one token in ten wrong: an edited text. The answers must be the same.

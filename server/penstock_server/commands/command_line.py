@@ -405,7 +405,7 @@ _USUAL = frozenset({
     "--temperature", "--top-p", "--top-k", "--seed", "--stop", "--host-memory", "--device-memory", "--device",
     "--offline", "--max-model-len", "--draft-model",
 })  # fmt: skip
-#: What stands behind a command's name, where this is not a model alone.
+#: What stands after a command's name, where this is not a model alone.
 _ARGUMENTS = {
     "serve": "MODEL [MODEL ...]",
     "list": "",

@@ -108,7 +108,7 @@ def rates(cache: Path, folder: Path) -> Finding:
 
 
 def drafts(cache: Path, folder: Path) -> Finding:
-    """What guesses the next tokens here, and of the model if `folder` is one."""
+    """Which drafters there are here, and for the model if `folder` is one."""
     if not kept_shares(cache, folder, fingerprint(EngineConfig())):
         return Finding("drafts", "no tokens are guessed until this machine is measured, at the first start")
     text = "next tokens are guessed from texts, and from what was likely before, where that should pay"

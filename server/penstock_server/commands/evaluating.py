@@ -166,7 +166,7 @@ def layer_table(
     divergence: Divergence, weights: tuple[QuantizationError, ...], tensors: ModelTensors
 ) -> list[str]:
     """A line for the embedding, for each layer and for the head: the relative error of the hidden states
-    behind it, and the relative error of its worst matrix. A layer's experts are tensors of the layer."""
+    after it, and the relative error of its worst matrix. A layer's experts are tensors of the layer."""
     errors = {error.name: error for error in weights}
     layers = [*_layers(tensors)]
     names = ["embedding", *(f"layer {index}" for index in range(len(layers))), "head"]

@@ -1,4 +1,4 @@
-"""What guesses of the next tokens should bring, for plans: as bodies, and as a table."""
+"""What drafts should bring, for plans: as bodies, and as a table."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def missing_machines(engine: Engine) -> str:
 
 
 def _drafting(engine: Engine) -> tuple[DraftingBody, ...]:
-    """What guesses should bring."""
+    """What drafts should bring."""
     models = [] if engine.draft_model is None else [engine.draft_model.assumed]
     most = num_together(engine.plan, engine.max_model_len, engine.config)
     paths = StatePaths.of(engine.plan, engine.meter.predict)

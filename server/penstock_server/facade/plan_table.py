@@ -56,7 +56,7 @@ def served_plan_lines(plan: ServedPlanBody) -> list[str]:
 
 
 def guess_lines(plan: ServedPlanBody) -> list[str]:
-    """What guesses should bring to a single sequence."""
+    """What drafts should bring to a single sequence."""
     return drafting_table(tuple(each for each in plan.drafting if each.num_seqs == 1))
 
 

@@ -1,6 +1,6 @@
 """ReturnMemory: gives the memory of large requests back to the system.
 
-glibc keeps memory that a process frees: the heap shrinks at its end only, and one small object behind
+glibc keeps memory that a process frees: the heap shrinks at its end only, and one small object after
 megabytes of freed text keeps all of them. After a hundred bodies of some megabytes each, the process stayed
 750 MB larger than before; fewer arenas (MALLOC_ARENA_MAX) changed nothing. malloc_trim() looks through the
 whole heap and gives back each free page.

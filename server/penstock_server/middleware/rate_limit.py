@@ -80,7 +80,7 @@ def duration(seconds: float) -> str:
 
 class RateLimit:
     """Refuses POST requests of clients that have used up their limits; other methods cost nothing. This layer
-    stands behind ApiKeys, which finds out the client."""
+    stands after ApiKeys, which finds out the client."""
 
     def __init__(
         self,

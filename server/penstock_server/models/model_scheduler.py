@@ -170,7 +170,7 @@ class ModelScheduler:
                 await self._unload(model)
             if wanted is not None:
                 await self.load(wanted)
-                self._settle(wanted)  # its turn is theirs, whoever waits for another model by now
+                self._settle(wanted)  # its turn goes to requests that wait for another model by now
         except PenstockError as error:
             assert wanted is not None
             logger.error("%s could not be loaded: %s", wanted.name, error)

@@ -51,7 +51,7 @@ _ANY_OBJECT = JsonObjectFormat.model_validate({"type": "json_object"})
 
 
 def _with_notes(body: Any, text: str, info: ValidationInfo) -> Any:
-    """A body whose images are notes behind its `text`, if notes may stand for them."""
+    """A body whose images are notes after its `text`, if notes may stand for them."""
     images = body.get("images") if isinstance(body, dict) else None
     leniency = leniency_of(info)
     leniency = always_noted(leniency) if images and _role(body.get("role")) == "tool" else leniency

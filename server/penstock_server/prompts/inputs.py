@@ -112,7 +112,7 @@ def read_prompts(model: ServedModel, body: CompletionRequest) -> list[Prompt]:
 
 
 def _read_after(model: ServedModel, body: CompletionRequest, soft_prompt: PromptEmbeds) -> list[Prompt]:
-    """The prompts behind a soft prompt of the server, or around its vectors, which ids below 0 stand for."""
+    """The prompts after a soft prompt of the server, or around its vectors, which ids below 0 stand for."""
     encode, add_special_tokens = model.tokenizer.encode, body.add_special_tokens is not False
     prompts = []
     for prompt in body.prompts:

@@ -186,7 +186,7 @@ def _with_reasoning(
 def _bound(
     model: ServedModel, use: ToolUse, params: SamplingParams, thinking_budget: int | None
 ) -> SamplingParams:
-    """`params`, bound to what the tools demand as well, behind the thinking. Raises InvalidParameter."""
+    """`params`, bound to what the tools demand as well, after the thinking. Raises InvalidParameter."""
     params = use.binding.bind(params)
     use.binding.check(model, params.grammar)
     must_call = use.prompt.mode in ("named", "required")

@@ -1,7 +1,7 @@
 """Where a conversation's system turns stand in the prompt: where the client has them if the chat template
 shows them there, and otherwise at a place that the template has.
 
-Agents send system turns behind others. Some templates refuse them (Qwen3.5), some leave them out without a
+Agents send system turns after others. Some templates refuse them (Qwen3.5), some leave them out without a
 word (gpt-oss, SmolLM3), and some know no system at all (Gemma 2)."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Probe:
         return hashlib.sha256(told.encode()).digest()
 
     def shows(self, before: Sequence[Turn], system: Turn, behind: Turn | None) -> bool:
-        """Whether the template shows `system` between the others. Without one behind it, it is compared with
+        """Whether the template shows `system` between the others. Without one after it, it is compared with
         another text in its place, since few templates take no turn at all. Raises TemplateLost."""
         known, asked = _known.setdefault(self._tokenizer, {}), (self._key, *before, system, behind)
         if (found := known.get(asked)) is None:
@@ -132,8 +132,8 @@ def _joined(systems: Sequence[Turn]) -> Turn:
 
 
 def _with_later_in_users(turns: Sequence[Turn], number: int | None = None) -> list[Turn]:
-    """System turns behind the first `number` turns are parts of the user's turn beside them; None: behind the
-    system turns in front. Many templates want the results of calls right behind the calls, so that no turn of
+    """System turns after the first `number` turns are parts of the user's turn beside them; None: after the
+    system turns in front. Many templates want the results of calls right after the calls, so that no turn of
     the user's comes between them."""
     number = _num_in_front(turns) if number is None else number
     placed = list(turns[:number])

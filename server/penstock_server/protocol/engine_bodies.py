@@ -22,7 +22,7 @@ class Told(BaseModel):
 
 class PlacedLayer(Told):
     """The memory that a layer lies in, and whether the compute device keeps the layer. Lower planes that lie
-    apart are a layer of their own here, behind the one that they belong to. So is the rest of a layer of
+    apart are a layer of their own here, after the one that they belong to. So is the rest of a layer of
     which a card keeps a share."""
 
     home: Literal["device", "host", "disk"]
@@ -127,7 +127,7 @@ class StepBody(Told):
 
 
 class DraftingBody(Told):
-    """What guesses of the next tokens should bring to a step of so many sequences, if they are right as often
+    """What drafts should bring to a step of so many sequences, if they are right as often
     as is assumed of their source."""
 
     #: "new_text", "quotation", "draft_model", "eagle3", "mtp" (the head that came with the model) or "planes"
@@ -157,7 +157,7 @@ class NodeBody(Told):
     #: "away" (lost, or not there yet), "here", "loading", "ready", or "failed", which `reason` explains.
     state: str
     reason: str
-    #: Its first layer, and the one behind its last.
+    #: Its first layer, and the one after its last.
     layers: tuple[int, int]
     #: Layers that stay in its memory, those that are loaded so far, and bytes of its plan and its budget.
     num_resident: int

@@ -352,7 +352,7 @@ class _OpenTurn:
 
 def turns_of(items: Iterable[InputItem]) -> list[Turn]:
     """The turns that `items` make. Calls belong to the assistant's turn before them, reasoning to the turn
-    behind it."""
+    after it."""
     turns: list[_OpenTurn] = []
     shell_ids: dict[str, str] = {}
     for item in items:

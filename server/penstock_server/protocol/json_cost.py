@@ -53,7 +53,7 @@ class _Scan:
         self._is_in_text = False
         #: The text that began in an earlier chunk: its characters, and bytes of the widest of them.
         self._open = _TextSize()
-        #: Where the colon behind the last name of the outermost object stands; -1: there was none.
+        #: Where the colon after the last name of the outermost object stands; -1: there was none.
         self._last_name_end = -1
 
     def look(self, start: int) -> int:

@@ -2,7 +2,7 @@
 
     python -m penstock_server.settings.goes_with_reference docs/reference/goes-with.md
 
-writes them behind the mark in that file.
+writes them after the mark in that file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def reasons() -> Iterator[str]:
 
 
 def with_tables(page: str) -> str:
-    """The text with new tables behind the mark."""
+    """The text with new tables after the mark."""
     lines = [BEGIN, "", "```text", *crossings(), "```", "", *reasons(), ""]
     return page.partition(BEGIN)[0] + "\n".join(lines)
 

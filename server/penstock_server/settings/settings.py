@@ -489,7 +489,7 @@ class Settings(NodesSettings):
     )
     allowed_host: tuple[str, ...] = setting(
         "security",
-        "name by which clients may ask for the server (the header Host), in addition to localhost, addresses, "
+        "name by which clients may ask for the server (the header Host), besides localhost, addresses, "
         "--host and the names in --allowed-origin: such as llm.example.org, or .example.org for all names "
         "below it; * is every name; may be given several times",
         (),

@@ -55,7 +55,7 @@ class ToolBinding:
             return schemas.arguments_grammar(self._functions[0])
         if self.mode == "required":
             return schemas.calls_grammar(self._functions, self.is_parallel)
-        # A grammar ends the answer after the only call. Without one, the text behind the call is computed and
+        # A grammar ends the answer after the only call. Without one, the text after the call is computed and
         # left out.
         is_bound = not self.is_parallel or any(function.strict for function in self._functions)
         if self.mode == "auto" and is_bound and self._has_textual_marker:

@@ -88,7 +88,7 @@ class MiniCPM5Parser(Parser):
             self._give_back(self._read)
             return True
         if match is None:
-            # An answer that ends behind a parameter is a call whose last tag the model forgot.
+            # An answer that ends after a parameter is a call whose last tag the model forgot.
             return self._is_final and self._end(is_whole=_END.startswith(self._take_all().strip()))
         self._take(match.end())
         if match[2] is None:

@@ -128,7 +128,7 @@ class CallReader:
         self._events: list[Event] = []
 
     def feed(self, text: str) -> tuple[list[Event], str]:
-        """The events that `text` makes, and the rest of `text` behind the call, once `is_over`."""
+        """The events that `text` makes, and the rest of `text` after the call, once `is_over`."""
         position = 0
         while position < len(text) and not self.is_over:
             if self._awaits in ("key", "value"):

@@ -61,7 +61,7 @@ class Reasoning:
     def parser(
         self, inner: AnswerParser, call_marker: str | None = None, functions: Collection[str] = ()
     ) -> ThinkingParser | HarmonyParser:
-        """A parser for one answer. inner: reads what is behind the thinking. call_marker: the text with which
+        """A parser for one answer. inner: reads what is after the thinking. call_marker: the text with which
         a call begins; None: there are no calls, or they stay in the text. functions: their names."""
         if self.format == "harmony":
             return HarmonyParser(inner, None if call_marker is None else functions)

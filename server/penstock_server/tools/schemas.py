@@ -59,7 +59,7 @@ def calls_or_json_grammar(functions: Sequence[Function], is_list: bool, schema: 
 
 
 def _call_rules(functions: Sequence[Function]) -> list[str]:
-    """The rules of `call`, the part of a call behind <tool_call>."""
+    """The rules of `call`, the part of a call after <tool_call>."""
     rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(functions)))}"]
     for index, function in enumerate(functions):
         schema = (arguments_grammar(function) if function.strict else Grammar.json_object()).text

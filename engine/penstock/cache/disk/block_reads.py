@@ -1,7 +1,7 @@
 """BlockReads: threads that bring blocks from a shelf into blocks of the KV cache.
 
 A block is read into memory of the thread, checked, and copied only then. So a read that hangs holds no block
-of the cache: whoever waits for it may end it at any time.
+of the cache: a request that waits for it may end it at any time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""KVStore: blocks of the KV cache that outlive it: written behind, and read ahead.
+"""KVStore: blocks of the KV cache that outlive it: written after, and read ahead.
 
 A thread writes each block soon after its tokens were computed, from where the block lies in the cache. It
 notes the block's version before it copies, and looks again afterwards: a block that was taken for other

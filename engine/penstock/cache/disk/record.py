@@ -26,7 +26,7 @@ _MAGIC, _HEAD_MAGIC = b"PKVR", b"PKVH"
 _RECORD = struct.Struct(f"<4sI{KEY_BYTES}s{KEY_BYTES}sQd")
 _HEAD = struct.Struct(f"<4sIQ{KEY_BYTES}s")
 _CHECKSUM = struct.Struct("<I")
-#: A record with its checksum and the zeros behind it.
+#: A record with its checksum and the zeros after it.
 _SEALED = struct.Struct(f"{_RECORD.format}I{RECORD_BYTES - _RECORD.size - 4}x")
 
 
@@ -61,7 +61,7 @@ def pack(record: Record) -> bytes:
 
 
 def unpack_all(index: bytes) -> Iterator[Record]:
-    """All records that pack() made for their places, behind the head of an index."""
+    """All records that pack() made for their places, after the head of an index."""
     records = memoryview(index)[RECORD_BYTES : len(index) // RECORD_BYTES * RECORD_BYTES]
     crc32, body_bytes = zlib.crc32, _RECORD.size  # an index may have 100,000 records
     for slot, fields in enumerate(_SEALED.iter_unpack(records)):
@@ -90,5 +90,5 @@ def extent_bytes_of(index: bytes) -> int | None:
 
 
 def _sealed(body: bytes, slot: int) -> bytes:
-    """The body with its checksum behind it, and zeros up to RECORD_BYTES."""
+    """The body with its checksum after it, and zeros up to RECORD_BYTES."""
     return (body + _CHECKSUM.pack(zlib.crc32(body, slot))).ljust(RECORD_BYTES, b"\0")

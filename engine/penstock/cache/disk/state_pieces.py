@@ -17,7 +17,7 @@ from penstock.cache.kv_cache import KVCache
 
 
 class StatePieces:
-    """A cache's blocks, and behind them the pieces of its states."""
+    """A cache's blocks, and after them the pieces of its states."""
 
     def __init__(self, cache: KVCache) -> None:
         """The cache has states."""
@@ -30,7 +30,7 @@ class StatePieces:
         self.numbers = PieceNumbers(cache.num_blocks, -(-ends[-1] // self.block_bytes))
 
     def read_block(self, block: int, out: Tensor) -> None:
-        """As KVCache.read_block(). Behind the end of a state there are zeros."""
+        """As KVCache.read_block(). After the end of a state there are zeros."""
         if block < self.numbers.first:
             return self._cache.read_block(block, out)
         num_bytes = 0

@@ -1,8 +1,8 @@
 """HostShelf: blocks of a card's KV cache in the host's memory, found by key. What a Shelf is on disk.
 
 Any thread may look and read; one thread adds at a time, and blocks on their way from disk to the card may be
-added beside it. A slot has a version, which changes when the slot is given to another block: whoever copies
-out of a slot looks at the version before and after."""
+added beside it. A slot has a version, which changes when the slot is given to another block: a thread that
+copies out of a slot looks at the version before and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LayerTurns: spilled blocks come into a slot ahead of their layer, and go back to the file behind it.
+"""LayerTurns: spilled blocks come into a slot ahead of their layer, and go back to the file after it.
 
 One thread does both, in this order: what layer n has changed is written, and then the blocks of layer n + 2
 are read into the same slot, while layer n + 1 is computed. So no read overtakes a write, and a slot never has

@@ -1,5 +1,5 @@
 """LinkTurns: blocks that lie in the host's memory come over the link into a slot ahead of their layer, and go
-back behind it.
+back after it.
 
 All of it is queued, and the link keeps the order, slot by slot: a layer begins when its blocks have arrived;
 what it has changed is copied back when it is computed; and then the blocks of layer n + 2 are copied into the

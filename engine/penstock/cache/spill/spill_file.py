@@ -30,8 +30,8 @@ Place = tuple[int, Tensor]
 
 
 class SpillFile:
-    """Any thread may read and write; whoever reads and writes the same bytes puts the two in order. Close
-    the file."""
+    """Any thread may read and write; a caller that reads and writes the same bytes puts the two in order.
+    Close the file."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """BlockLog: which whole blocks can be found in the prefix cache, as events for routers. Numbers only.
 
 A block is told of when its tokens were computed, or when it has come from disk. It is told of again when it
-loses its key. So whoever follows the events from the beginning knows what a prompt would find. A prompt's
+loses its key. So a reader of all events knows what a prompt would find. A prompt's
 last block, which is not full, is not told of."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class BlockLog:
         self._told: dict[int, bytes] = {}
         #: One for each block.
         self._events: list[BlockEvent] = []
-        #: Behind the last block that arrived: blocks of a text arrive in their order.
+        #: After the last block that arrived: blocks of a text arrive in their order.
         self._next_index = 0
 
     def expect(self, block: int, sequence: Sequence, index: int, token_ids: List[int]) -> None:

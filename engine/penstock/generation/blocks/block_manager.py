@@ -78,7 +78,7 @@ class BlockManager:
         return num_blocks - num_shared
 
     def _is_copied(self, sequence: Sequence, found: list[int]) -> bool:
-        """Whether a sequence without blocks would write behind the tokens for which the last of the `found`
+        """Whether a sequence without blocks would write after the tokens for which the last of the `found`
         blocks stands: it gets a copy then, if the block has another owner."""
         num_found = sum(map(self.pool.num_keyed_tokens, found))
         return num_found % self.block_size > 0 and num_found < sequence.num_tokens

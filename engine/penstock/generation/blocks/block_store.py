@@ -1,4 +1,4 @@
-"""BlockStore: what the scheduler knows of whoever keeps blocks beyond the KV cache. Numbers only."""
+"""BlockStore: what the scheduler knows of the stores that keep blocks beyond the KV cache. Numbers only."""
 
 from __future__ import annotations
 

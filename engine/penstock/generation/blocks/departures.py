@@ -3,7 +3,7 @@
 A preempted sequence comes back by reading what is kept of it, or by computing its tokens again. Most of its
 blocks were written soon after they were computed. The others, and the block that is not full, are written at
 its preemption, where writing and reading them takes less time than computing their tokens: until then they
-stay where they are, and whoever needs their room waits."""
+stay where they are, and a sequence that needs their room waits."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class _Arriving:
     #: the tokens that the keys stand for.
     held: list[int]
     wanted: list[tuple[bytes, int, int]]
-    #: The recurrent state behind the blocks, if it comes from disk, too.
+    #: The recurrent state after the blocks, if it comes from disk, too.
     state: ArrivingState | None
     #: Tokens that need not be computed, if all arrives. Of a model with recurrent states none otherwise.
     num_tokens: int

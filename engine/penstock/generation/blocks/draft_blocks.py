@@ -1,6 +1,6 @@
 """DraftBlocks: where K and V of drafts lie during a step, and which of them stay. Numbers only.
 
-The first run of a sequence's drafts lies behind the sequence's tokens. Each other run goes on from a token in
+The first run of a sequence's drafts lies after the sequence's tokens. Each other run goes on from a token in
 the middle of what is there, so it has blocks of its own from the block of its first node on, with copies of
 what that block holds of the tokens before. So the tokens that lead to a draft lie where they would lie
 without any other draft: attention reads the same numbers in the same order, and no kernel knows of trees.
@@ -83,7 +83,7 @@ class DraftBlocks:
     def _branch(
         self, sequence: Sequence, drafts: DraftTree, nodes: range, earlier: list[Branch]
     ) -> Branch | None:
-        """Blocks for a run behind the first one. Runs between them are `earlier` branches. None if too few
+        """Blocks for a run after the first one. Runs between them are `earlier` branches. None if too few
         blocks are free."""
         end = sequence.num_tokens + len(drafts.path(nodes[-1]))
         num_kept = (end - len(nodes)) // self._block_size

@@ -1,7 +1,7 @@
-"""GuessRows: which rows keep what guesses bring to recurrent states. Numbers only.
+"""GuessRows: which rows keep what drafts bring to recurrent states. Numbers only.
 
 A state stands for all tokens that the sequence has computed, and has no way back. So a step's guesses leave
-the state as it is behind the tokens that are certain; what each guess brings to the state is kept in a row.
+the state as it is after the tokens that are certain; what each guess brings to the state is kept in a row.
 The rows of right guesses stay until the sequence's next step replays them: it goes on from the state with
 them, and then with its own tokens, so that the state gets the same bits as without guesses.
 """

@@ -59,7 +59,7 @@ class KeptStates:
         return self._pieces.keys(key)
 
     def offer(self, key: bytes, num_tokens: int) -> None:
-        """The copy of a state behind so many tokens may be kept, if it is still there, and if reading it
+        """The copy of a state after so many tokens may be kept, if it is still there, and if reading it
         should take less time than computing the tokens."""
         copy, compute_s, pieces = self._states.watch(key), self._compute_s(num_tokens), self.pieces_of(key)
         if copy is None or 0 < compute_s <= self._store.expected_read_s(pieces):

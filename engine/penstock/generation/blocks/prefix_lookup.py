@@ -20,7 +20,7 @@ class FoundWith(NamedTuple):
     #: Blocks that are here, and the keys of the others with the tokens that these stand for.
     held: list[int]
     missing: dict[bytes, int]
-    #: The key of the recurrent state behind them, if it lies elsewhere.
+    #: The key of the recurrent state after them, if it lies elsewhere.
     state: bytes | None = None
     #: Tokens that need not be computed, if what is elsewhere comes here.
     num_tokens: int = 0
@@ -43,7 +43,7 @@ class PrefixLookup:
 
     def find(self, sequence: Sequence) -> list[int]:
         """Blocks with the sequence's next tokens, beginning with the block of the first pending token; where
-        the model has recurrent states, up to the last block behind which a state was kept."""
+        the model has recurrent states, up to the last block after which a state was kept."""
         if not (self.is_read_by(sequence) and sequence.num_pending_tokens > 1):
             return []
         return self._state_saves.reach(sequence, self._find(sequence))
@@ -63,7 +63,7 @@ class PrefixLookup:
 
     def find_with(self, sequence: Sequence, others: Container[bytes]) -> FoundWith:
         """The sequence's next tokens and its encoded input, as far as they are here or among the `others`;
-        where the model has recurrent states, up to the last block behind which there is a state."""
+        where the model has recurrent states, up to the last block after which there is a state."""
         if not self.is_read_by(sequence):
             return FoundWith([], {})
         size = self._block_size
@@ -83,7 +83,7 @@ class PrefixLookup:
         return FoundWith(here, elsewhere, num_tokens=sum(elsewhere.values()))
 
     def _with_state(self, sequence: Sequence, num_found: int, others: Container[bytes]) -> FoundWith:
-        """Of `num_found` blocks those that can be used with a state behind them."""
+        """Of `num_found` blocks those that can be used with a state after them."""
         num_here, size = len(self.find(sequence)), self._block_size
         num_blocks, state = self._state_saves.reach_on_disk(sequence, num_found)
         keys = itertools.islice(self._next_keys(sequence), num_blocks)
@@ -123,7 +123,7 @@ class PrefixLookup:
             yield full_key(sequence, index, sequence.token_ids, size)
 
     def _partial_keys(self, sequence: Sequence, num_found: int) -> Iterator[tuple[bytes, int]]:
-        """The keys of a part of the block behind `num_found` blocks with the sequence's next tokens, each
+        """The keys of a part of the block after `num_found` blocks with the sequence's next tokens, each
         with the tokens that it stands for: the prompt's last part, and what the sequence had computed."""
         size, num_left = self._block_size, sequence.num_left_tokens
         index = sequence.num_computed_tokens // size + num_found

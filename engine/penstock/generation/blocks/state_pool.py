@@ -21,7 +21,7 @@ class StatePool:
     slots the model has no states, and nothing is done."""
 
     def __init__(self, num_slots: int = 0, num_sequences: int = 0, guesses: GuessRoom = NO_ROOM) -> None:
-        #: What guesses bring to the states.
+        #: What drafts bring to the states.
         self.guesses = GuessRows(guesses if num_slots else None)
         # A copy is a slot that has a key and no owner. The copy that was used least recently gives way.
         self._pool = BlockPool(num_slots)

@@ -40,7 +40,7 @@ class StateSaves:
         return self._states.is_needed
 
     def reach(self, sequence: Sequence, found: list[int]) -> list[int]:
-        """The first of the `found` blocks, up to the last one behind which there is a copy of the state. The
+        """The first of the `found` blocks, up to the last one after which there is a copy of the state. The
         `found` blocks begin with that of the first pending token. The last token is in none of them, since
         its logits are wanted."""
         if not self._states.is_needed:
@@ -68,12 +68,12 @@ class StateSaves:
         return 0, None
 
     def adopt(self, sequence: Sequence, num_blocks: int) -> None:
-        """Let a sequence go on behind its first blocks, with the copy of the state there."""
+        """Let a sequence go on after its first blocks, with the copy of the state there."""
         if self._states.is_needed:
             self._states.adopt(sequence, self._key(sequence, num_blocks))
 
     def plan(self, sequence: Sequence, end: int) -> tuple[tuple[int, int], ...]:
-        """ScheduledSequence.saves for a step that computes the sequence's tokens up to `end`, behind right
+        """ScheduledSequence.saves for a step that computes the sequence's tokens up to `end`, after right
         guesses that it replays."""
         if not self._states.is_needed:
             return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
-#: Guesses by what stood behind the same words: a kind for each length of a match from here on ...
+#: Guesses by what stood after the same words: a kind for each length of a match from here on ...
 _MATCHES = (1, 2, 3, 4, 6, 9, 17)
 #: ... and a draft model's guesses: a kind for each share of the probability from here on.
 _SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95)
@@ -16,13 +16,13 @@ _OF_MODEL = (0.01, 0.03, 0.06, 0.12, 0.22, 0.35, 0.5, 0.65, 0.8, 0.9, 0.7)
 #: always in a long quotation.
 _PRIORS = (
     *(0.12, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9),
-    #: The first token behind the same words at another place than the best one.
+    #: The first token after the same words at another place than the best one.
     0.12,
     *_OF_MODEL,
-    #: What the model itself found likely behind the same token at another time, by rank (Luo et al. 2024,
+    #: What the model itself found likely after the same token at another time, by rank (Luo et al. 2024,
     #: arXiv 2408.08696).
     *(0.3, 0.1, 0.06, 0.04, 0.03, 0.025, 0.02, 0.02),
-    #: The same behind the same two tokens.
+    #: The same after the same two tokens.
     *(0.5, 0.12, 0.06, 0.04, 0.03, 0.025, 0.02, 0.02),
 )
 OTHER_PLACE = len(_MATCHES)
@@ -30,7 +30,7 @@ _FIRST_SHARE = OTHER_PLACE + 1
 #: Any of what a draft model guesses at a place.
 ANY_OF_MODEL = _FIRST_SHARE + len(_SHARES)
 _FIRST_RANK = ANY_OF_MODEL + 1
-#: How many likely tokens are remembered behind a token.
+#: How many likely tokens are remembered after a token.
 NUM_RANKS = (len(_PRIORS) - _FIRST_RANK) // 2
 #: How many guesses an assumption is worth.
 _PRIOR_WEIGHT = 2.0
@@ -52,7 +52,7 @@ def kind_of_share(share: float) -> int:
 
 
 def kind_of_rank(rank: int, is_behind_two: bool = False) -> int:
-    """The kind of the (rank + 1)-th likeliest token behind the same token, or the same two tokens, at another
+    """The kind of the (rank + 1)-th likeliest token after the same token, or the same two tokens, at another
     time."""
     return _FIRST_RANK + rank + (NUM_RANKS if is_behind_two else 0)
 

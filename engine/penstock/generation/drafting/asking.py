@@ -122,7 +122,7 @@ class Asking:
             levels = self._model.levels_of_pass
 
         def rate_to(depth: int) -> float:
-            """With a chain of so many guesses behind each place."""
+            """With a chain of so many guesses after each place."""
             rates = [self._guesses[place.sequence].rate(ANY_OF_MODEL) for place in places]
             chains = [sum(rate**level for level in range(1, depth + 1)) for rate in rates]
             hope = sum(place.chance * chain for place, chain in zip(places, chains, strict=True))

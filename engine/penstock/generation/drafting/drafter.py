@@ -28,7 +28,7 @@ class Drafter:
         self, sequence: Sequence, drafts: DraftTree, right: List[int], followers: List[tuple[int, ...]]
     ) -> None:
         """Of these guesses, which a step computed, these nodes were right, in order. The sequence does not
-        have their tokens yet. followers: the likeliest tokens behind the sequence's tokens, and behind each
+        have their tokens yet. followers: the likeliest tokens after the sequence's tokens, and after each
         guess; empty where nobody asked for them."""
 
 

@@ -23,7 +23,7 @@ class Shared:
 class EarlierTexts:
     """A salt (GenerationRequest.cache_salt) says that nothing of a text may show in what others get, not even
     in their speed. So texts are kept for requests with the same salt, and not for requests without one: of
-    these, only what the model found likely behind one or two tokens is kept."""
+    these, only what the model found likely after one or two tokens is kept."""
 
     def __init__(self) -> None:
         self._of_all = Shared()

@@ -1,4 +1,4 @@
-"""Expectation: what guesses should bring to a step, by what is assumed of them before any was tried. Pure.
+"""Expectation: what drafts should bring to a step, by what is assumed of them before any was tried. Pure.
 
 A plan knows what a step of so many tokens takes, and not how often guesses will be right. So one drafter
 after the other is assumed: each place of a text has the same followers, each with the rate at which it is

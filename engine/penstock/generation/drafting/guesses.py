@@ -104,7 +104,7 @@ class Guesses:
             node = found
 
     def spread(self, recycled: RecycledTokens) -> None:
-        """Add what was likely behind each guess at another time, the likeliest guesses first."""
+        """Add what was likely after each guess at another time, the likeliest guesses first."""
         heap = [(-1.0, -1), *((-chance, node) for node, chance in enumerate(self.chances))]
         heapq.heapify(heap)
         for _ in range(_MAX_SPREAD):

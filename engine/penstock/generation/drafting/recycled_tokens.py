@@ -1,4 +1,4 @@
-"""RecycledTokens: what the model itself found likely behind the same tokens, the last time it computed them.
+"""RecycledTokens: what the model itself found likely after the same tokens, the last time it computed them.
 
 The method is known as Token Recycling (Luo et al. 2024, arXiv 2408.08696): each row of logits names tokens
 that may follow, and they are thrown away but for one. A tree of them costs no model and no reading. The paper
@@ -23,7 +23,7 @@ class RecycledTokens:
         self._behind_two: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def learn(self, before: int, token_id: int, followers: tuple[int, ...]) -> None:
-        """The likeliest tokens behind two tokens, likeliest first."""
+        """The likeliest tokens after two tokens, likeliest first."""
         self._behind[token_id] = followers
         self._behind_two.pop((before, token_id), None)
         self._behind_two[before, token_id] = followers
@@ -31,6 +31,6 @@ class RecycledTokens:
             del self._behind_two[next(iter(self._behind_two))]
 
     def followers(self, before: int, token_id: int) -> tuple[List[int], bool]:
-        """What was likely, and whether it was behind both tokens."""
+        """What was likely, and whether it was after both tokens."""
         found = self._behind_two.get((before, token_id))
         return (self._behind.get(token_id, ()), False) if found is None else (found, True)

@@ -28,11 +28,11 @@ class Continuation(NamedTuple):
 
 
 class Places:
-    """The places behind each key, latest first, as in LZ77's hash chains."""
+    """The places after each key, latest first, as in LZ77's hash chains."""
 
     def __init__(self) -> None:
         self._latest: dict[Hashable, int] = {}
-        #: For each place the place before it behind the same key; -1 if there is none.
+        #: For each place the place before it after the same key; -1 if there is none.
         self._before: list[int] = []
 
     def add(self, key: Hashable) -> None:
@@ -68,8 +68,8 @@ class RepeatedText:
         self._index()
 
     def guesses(self, length: int) -> list[Continuation]:
-        """Texts of at most `length` tokens that may come next: what stands behind the longest match, then
-        others that begin with other tokens. What stands behind the last token alone, if nothing else is."""
+        """Texts of at most `length` tokens that may come next: what stands after the longest match, then
+        others that begin with other tokens. What stands after the last token alone, if nothing else is."""
         tail = self._tokens[-self._most :]
         return self.behind(tail, length) or self._read(self._behind_last(tail), length)
 
@@ -93,7 +93,7 @@ class RepeatedText:
         return tuple(guess)
 
     def _index(self) -> None:
-        """Note the places behind what is new, but not the place at the text's end."""
+        """Note the places after what is new, but not the place at the text's end."""
         tokens = self._tokens
         for place in range(self._num_indexed, len(tokens)):
             self._behind_one.add(tokens[place - 1] if place else None)
@@ -101,7 +101,7 @@ class RepeatedText:
         self._num_indexed = len(tokens)
 
     def _places(self, tail: List[int]) -> list[tuple[int, int]]:
-        """Places behind the same tokens as those of `tail`, with the lengths of their matches, longest first;
+        """Places after the same tokens as those of `tail`, with the lengths of their matches, longest first;
         of equal ones the latest first. For each next token the best place, MAX_GUESSES at most."""
         best = dict[int, tuple[int, int]]()
         for place in self._behind_pairs.behind((tail[-2], tail[-1])):
@@ -113,7 +113,7 @@ class RepeatedText:
         return sorted(best.values(), key=lambda found: (-found[1], -found[0]))[:MAX_GUESSES]
 
     def _behind_last(self, tail: List[int]) -> list[tuple[int, int]]:
-        """Places behind the last token, latest first. For each next token one, MAX_GUESSES at most."""
+        """Places after the last token, latest first. For each next token one, MAX_GUESSES at most."""
         if self._least > 1 or not tail:
             return []
         best = dict[int, tuple[int, int]]()

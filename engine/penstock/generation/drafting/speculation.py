@@ -6,7 +6,7 @@ layers are streamed, t hardly grows with k: guesses are nearly free. Where a ste
 guess pays. What steps really took decides whether there are guesses at all (trial.py).
 
 Guesses of a sequence make up a tree. They come from the text, where something like it stood before, from
-what the model found likely behind the same tokens before, and from a draft model if there is one, which takes
+what the model found likely after the same tokens before, and from a draft model if there is one, which takes
 time of its own. How often they come true is learned from all of them, also from those that no step computed:
 the text goes on, and says which were right.
 """
@@ -77,7 +77,7 @@ class _Track:
         return self.guesses
 
     def _learn(self, token_ids: List[int]) -> None:
-        """These tokens followed the text. They say of each guess behind right ones whether it was right."""
+        """These tokens followed the text. They say of each guess after right ones whether it was right."""
         guesses = self.guesses
         path = [-1, *guesses.right(token_ids)]
         on_path, known = set(path), set(path[: len(token_ids)])

@@ -1,4 +1,5 @@
-"""StatePaths: what guesses take in a model with recurrent states, beside their rows of a step. Pure."""
+"""StatePaths: what drafts take in a model with recurrent states, in addition to their rows of a step.
+Pure."""
 
 from __future__ import annotations
 

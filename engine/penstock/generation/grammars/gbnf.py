@@ -25,7 +25,7 @@ def as_lark(text: str) -> str:
 
 
 def _used_first(rules: dict[str, Any]) -> dict[str, Any]:
-    """The rules, each behind those that it uses, but for rules that use each other. The package looks through
+    """The rules, each after those that it uses, but for rules that use each other. The package looks through
     all rules again as long as it finds one of which all parts are terminals, which is once in this order."""
     done: dict[str, Any] = {}
     seen = set[str]()

@@ -193,7 +193,7 @@ class _Vocabulary:
         #: Special tokens decode to nothing, so their names must not count as text.
         self._specials = specials | set(ends)
         self.special_token_ids = sorted(self._specials)
-        #: None: llguidance adds an end token of its own behind the others, which can't be chosen.
+        #: None: llguidance adds an end token of its own after the others, which can't be chosen.
         self.eos_token_id = ends[0] if ends else None
         self.end_bits = sum(1 << token_id for token_id in ends or [vocab_size])
         # The reference is weak because Python's garbage collector does not see the cycle.

@@ -18,7 +18,7 @@ _ALL = -1
 
 @dataclass(frozen=True)
 class Thinking:
-    """The answer thinks, and the request's grammar begins behind the thinking."""
+    """The answer thinks, and the request's grammar begins after the thinking."""
 
     #: The text that begins the thinking, unless the prompt has it (`is_open`), and the text that ends it.
     opener: str
@@ -30,7 +30,7 @@ class Thinking:
     #: Tokens of the thinking after which `forced` follows, which ends the thinking. None: no limit.
     max_tokens: int | None = None
     forced: tuple[int, ...] = ()
-    #: Tokens that must come behind the closer, before the grammar begins.
+    #: Tokens that must come after the closer, before the grammar begins.
     lead: tuple[int, ...] = ()
     #: Whether the model may end its answer in the thinking, also where a grammar is to follow: gpt-oss calls
     #: tools there.
@@ -61,7 +61,7 @@ class _Phase(Enum):
 
 class ThinkingMatcher:
     """Has the attributes of the Matcher of a grammar (matching.py). `inner` is the matcher of what comes
-    behind the thinking; None: anything may come."""
+    after the thinking; None: anything may come."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class ScheduledSequence(NamedTuple):
     scored: range = NONE_SCORED
     #: What may follow the pending tokens, in runs (DraftTree.in_runs). Empty unless is_sampled.
     drafts: DraftTree = NO_GUESSES
-    #: The runs of `drafts` behind the first one.
+    #: The runs of `drafts` after the first one.
     branches: tuple[Branch, ...] = ()
     #: Copies of the recurrent state that are kept: (number of the sequence's tokens that the state stands
     #: for, slot of the copy), in the order of tokens.

@@ -127,7 +127,7 @@ class Scheduler:
     def update(self, batch: Batch, chosen: List[Chosen]) -> list[tuple[Sequence, Chosen]]:
         """A step was computed, and `chosen` has what was chosen for each of its sequences. The step's tokens
         are in the cache now, and so are the drafts that were right. Returns the sequences that gained
-        something; whoever makes text of the tokens appends them."""
+        something; the code that makes text of the tokens appends them."""
         gained, waiting = [], self.admission.waiting
         self._num_in_flight = max(0, self._num_in_flight - 1)
         for item, choice in zip(batch.scheduled, chosen, strict=True):

@@ -1,5 +1,5 @@
 """The kernels of a card, compared with the reference on small inputs. A compiler or a driver may be wrong
-about code that was right on every other card: whoever starts on a card for the first time learns of it."""
+about code that was right on every other card: the first start on a card shows it."""
 
 from __future__ import annotations
 

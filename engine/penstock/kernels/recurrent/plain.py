@@ -24,7 +24,7 @@ class _Run(NamedTuple):
     slot: int
     #: The sequence begins with these rows: the state before them is zero.
     is_first: bool
-    #: Row -> the slots that get a copy of the state behind the row.
+    #: Row -> the slots that get a copy of the state after the row.
     saves: dict[int, int]
 
     def state(self, states: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class AttendedRecord(ctypes.Structure):
 
 
 class HandedAttention:
-    """A layer's attention to the splits in RAM, for whoever knows no Python. A CrossingProduct."""
+    """A layer's attention to the splits in RAM, for callers in C. A CrossingProduct."""
 
     def __init__(self, library: Any, kv: LayerKV, splits: RamSplits, spec: AttentionSpec) -> None:
         """`kv` has the layer's blocks in RAM, which the splits count."""
@@ -76,7 +76,7 @@ class AttentionBeside:
         self.num_handed = 0
 
     def begin(self, q: Tensor, in_ram: RamKV, spec: AttentionSpec) -> Tensor:
-        """Have the processor attend with q [num_tokens, num_heads, head_dim] on the card. Behind join(), the
+        """Have the processor attend with q [num_tokens, num_heads, head_dim] on the card. After join(), the
         result has the items' partial results, float32 [num_items, num_heads, head_dim + 2]."""
         self.num_handed += 1
         num_tokens, num_heads, head_dim = q.shape

@@ -25,7 +25,7 @@ FLOAT_BYTES, ROUND_FLOATS = 4, 16
 
 
 class Crossing:
-    """All of it is queued on the stream that computes: behind begin(), the card computes on, and behind end()
+    """All of it is queued on the stream that computes: after begin(), the card computes on, and after end()
     it has the result. Used by the one thread that launches, one product at a time. A product that was
     begun and never ended is forgotten."""
 

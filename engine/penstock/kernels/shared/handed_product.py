@@ -33,7 +33,7 @@ class HandedRecord(ctypes.Structure):
 
 
 class HandedProduct:
-    """y = x W^T, for whoever knows no Python: whenever `function` is called with the address of a record, or
+    """y = x W^T, for callers in C: whenever `function` is called with the address of a record, or
     through a crossing."""
 
     def __init__(self, library: Any, activation_bits: int, matrix: MatrixRecord, weight: object) -> None:

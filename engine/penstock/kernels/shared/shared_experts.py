@@ -47,7 +47,7 @@ class _Begun(NamedTuple):
 
 class SharedExperts(ExpertKernels):
     """ExpertKernels of a card and a processor. Experts in RAM have a SplitMatrix of which nothing is on the
-    card. A call for other experts or for none comes behind each call for experts in RAM."""
+    card. A call for other experts or for none comes after each call for experts in RAM."""
 
     def __init__(self, first: CardCalls, second: ExpertCalls, handover: Handover) -> None:
         self._first, self._second, self._handover = first, second, handover

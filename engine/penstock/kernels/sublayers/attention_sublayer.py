@@ -57,7 +57,7 @@ class AttentionSublayer:
     #: Of each head, or of all heads of a token together; None: there are none.
     q_norm: Tensor | None
     k_norm: Tensor | None
-    #: The norms of heads come behind rope.
+    #: The norms of heads come after rope.
     is_norm_after_rope: bool
     is_norm_whole: bool
     eps: float

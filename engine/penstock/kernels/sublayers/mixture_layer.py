@@ -106,7 +106,7 @@ class Stop(NamedTuple):
 class MixtureRun(NamedTuple):
     """Some layers that were computed."""
 
-    #: The layer behind them.
+    #: The layer after them.
     end: int
     hidden: Tensor  # [1, hidden_size]
     #: The experts of each layer that has chosen in this call and has them in memory, best first: not those of

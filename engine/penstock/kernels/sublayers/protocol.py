@@ -30,7 +30,7 @@ class Sublayers(Protocol):
     def layers(
         self, layers: Sequence[WholeLayer], hidden: Tensor, batch: BatchLayout, function: GatedFunction
     ) -> Tensor | None:
-        """The hidden state behind layers that follow each other, with gated mlps of one `function`:
+        """The hidden state after layers that follow each other, with gated mlps of one `function`:
         [num_tokens, hidden_size] -> the same shape; the step's K and V are written in all of them."""
 
     def mixture(

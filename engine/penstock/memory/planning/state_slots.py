@@ -16,7 +16,7 @@ from penstock.state_layout import NO_ROOM, GuessRoom
 
 #: States take at most this share of the budget, unless the config says how much.
 STATE_SHARE = 0.125
-#: What guesses bring to states takes this share of what the states take, between so many rows. So many
+#: What drafts bring to states takes this share of what the states take, between so many rows. So many
 #: guesses have a path of their own.
 GUESS_SHARE = 0.0625
 LEAST_ROWS, MOST_ROWS = 16, 64
@@ -38,8 +38,8 @@ class StateSlots:
     @classmethod
     def of(cls, footprint: ModelFootprint, config: EngineConfig, budget: int) -> StateSlots:
         """For a model in a memory with this budget. With prefix caching, half of the slots are for copies.
-        What guesses take lies beside what the config gives. Raises CapacityError if the config gives states
-        too little."""
+        What drafts take is in addition to what the config gives. Raises CapacityError if the config gives
+        states too little."""
         size, given = footprint.state_bytes, config.state_bytes
         if not size:
             return cls()

@@ -134,7 +134,7 @@ class Block:
                     break
             if not file.is_direct:  # leave no second copy in the page cache
                 os.posix_fadvise(file.descriptor, self.offset, self.num_bytes, os.POSIX_FADV_DONTNEED)
-        except BaseException as error:  # whoever waits has to learn of every error
+        except BaseException as error:  # the waiting thread has to learn of every error
             return error
         return None
 

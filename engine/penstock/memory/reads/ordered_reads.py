@@ -1,8 +1,8 @@
 """OrderedReads: ranges of files that Linux reads by itself, begun one after the other by a thread of C
 (ordered_reads.c), which needs no interpreter's lock.
 
-A range has its end when the next one begins, so that whoever computes with ranges in their order waits for
-one at a time. The plain twin is DirectReader.submit(), whose reads a thread of Python's waits for."""
+A range has its end when the next one begins, so that a thread that computes with ranges in their order waits
+for one at a time. The plain twin is DirectReader.submit(), whose reads a thread of Python's waits for."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class OrderedReads:
     def give(
         self, file: OpenFile, offset: int, address: int, num_bytes: int, again: Callable[[], Future[int]]
     ) -> OrderedRead:
-        """Read a range behind all that were given before: offset and address in whole pages, with room for
+        """Read a range after all that were given before: offset and address in whole pages, with room for
         whole pages. Nothing is read of a file that was changed. `again` reads the range the plain way."""
         was = file.identity
         assert was is not None

@@ -41,7 +41,7 @@ class LatentForm:
     #: Queries come from a latent of their own of this width; 0: from the hidden state.
     query_rank: int = 0
     has_bias: bool = False
-    #: Of q behind rope.
+    #: Of q after rope.
     growth: QueryGrowth | None = None
     out_gate: OutputGate | None = None
 

@@ -38,7 +38,7 @@ class SublayerCalls:
         kv: LayerKV,
         batch: BatchLayout,
     ) -> tuple[Tensor, Tensor] | None:
-        """The hidden state behind attention, and its norm. None: nothing was computed."""
+        """The hidden state after attention, and its norm. None: nothing was computed."""
         sublayers = family.kernels.sublayers
         if sublayers is None or weights.adapted is not None or batch.copied_rows is not None:
             return None
@@ -56,7 +56,7 @@ class SublayerCalls:
         caches: Sequence[LayerKV],
         batch: BatchLayout,
     ) -> Tensor | None:
-        """The hidden state behind layers with gated mlps. None: nothing was computed."""
+        """The hidden state after layers with gated mlps. None: nothing was computed."""
         sublayers = family.kernels.sublayers
         if sublayers is None or batch.copied_rows is not None or len(hidden) > MOST_TOKENS:
             return None

@@ -1,6 +1,6 @@
 """BART (arXiv 1910.13461): an encoder that sees its whole input, and a decoder that also attends to the
 encoder's result. Each stack has learned positions that begin at 2. Layer norms come after each part, and a
-first one behind the embedding. All matrices have biases."""
+first one after the embedding. All matrices have biases."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class BERT(Family):
     optional_prefix = "bert."
     #: Layers that are for other purposes, and positions that older files hold.
     unused_tensors = (r"position_ids$", r"^(cls|lm_head|pooler|bert\.pooler|roberta\.pooler)\.")
-    #: The modules of the layers that make scores of the first token: tanh stands behind all but the last.
+    #: The modules of the layers that make scores of the first token: tanh stands after all but the last.
     score_parts = ("bert.pooler.dense", "classifier")
     spec: BERTSpec
 
@@ -139,7 +139,7 @@ class BERT(Family):
 
 
 class RoBERTa(BERT):
-    """Positions begin behind the id of the padding token."""
+    """Positions begin after the id of the padding token."""
 
     architectures = (
         *("XLMRobertaModel", "XLMRobertaForSequenceClassification", "XLMRobertaForMaskedLM"),

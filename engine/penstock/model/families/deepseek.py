@@ -1,5 +1,5 @@
 """DeepSeek V2, V2-Lite and V3, and R1, which is a V3 (arXiv 2405.04434, 2412.19437): latent attention, and a
-mixture behind a few dense layers. Mistral 4 has both."""
+mixture after a few dense layers. Mistral 4 has both."""
 
 from __future__ import annotations
 

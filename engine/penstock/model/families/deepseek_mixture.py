@@ -91,7 +91,7 @@ def _num_experts(config: dict[str, Any]) -> int:
 
 
 def num_extra_layers(config: dict[str, Any]) -> int:
-    """Layers behind those of the model, which guess further tokens."""
+    """Layers after those of the model, which guess further tokens."""
     name = (
         "num_nextn_predict_layers" if config.get("num_nextn_predict_layers") is not None else "num_mtp_layers"
     )

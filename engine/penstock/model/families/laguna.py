@@ -1,4 +1,4 @@
-"""Laguna: windows, heads and ropes that differ between layers, a gate behind attention, and a mixture."""
+"""Laguna: windows, heads and ropes that differ between layers, a gate after attention, and a mixture."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class LlamaSpec(ModelSpec):
     #: Attention over latents in place of `attention`.
     latent: LatentForm | None = None
     norm: Norm = RMS
-    #: Attention and mlp have a norm before them, a norm behind them (before the sum), or both.
+    #: Attention and mlp have a norm before them, a norm after them (before the sum), or both.
     norm_places: Literal["before", "after", "both"] = "before"
     #: Attention and mlp read the same normed hidden state.
     is_parallel: bool = False
@@ -50,11 +50,11 @@ class LlamaSpec(ModelSpec):
     embedding_factor: float = 1.0
     #: Of what attention adds to the hidden state, and of what the mlp adds.
     branch_factor: float = 1.0
-    #: Of the hidden state behind the final norm, and so of logits.
+    #: Of the hidden state after the final norm, and so of logits.
     head_factor: float = 1.0
     #: What layers with a state compute in place of attention: recurrent_spec().
     recurrent: RecurrentForm | None = None
-    #: Layers that a checkpoint holds behind those of the model: heads of multi-token prediction, of which the
+    #: Layers that a checkpoint holds after those of the model: heads of multi-token prediction, of which the
     #: first is computed where guesses are wanted.
     num_extra_layers: int = 0
     #: This is not the model, but its head of multi-token prediction: LlamaArchitecture.mtp_spec().
@@ -72,7 +72,7 @@ class LlamaArchitecture(Family):
     down_part: ClassVar[str] = "down_proj"
     mlp_part: ClassVar[str] = "mlp."
     final_norm_part: ClassVar[str] = "model.norm"
-    #: The modules of a layer's norms: before and behind attention, before and behind the mlp.
+    #: The modules of a layer's norms: before and after attention, before and after the mlp.
     norm_parts: ClassVar[dict[str, str]] = {
         "input_norm": "input_layernorm",
         "attention_out_norm": "post_attention_layernorm",

@@ -98,7 +98,7 @@ class MT5(T5):
 
 def buckets(distance: Tensor, num_buckets: int, max_distance: int, sees_both_ways: bool) -> Tensor:
     """The bucket of each distance (key position - query position, int64), int64 of the same shape: T5's
-    paper, section 2.1, with the rounding of its published code. Where a query sees keys behind it, half of
+    paper, section 2.1, with the rounding of its published code. Where a query sees keys after it, half of
     the buckets are for those. Half of what is left are for single distances, and the others grow up to
     max_distance."""
     first = torch.zeros_like(distance)

@@ -167,7 +167,7 @@ def _mlp_tensors(spec: ModelSpec, prefix: str) -> tuple[TensorSpec, ...]:
 
 
 def _encoder_tensors(spec: ModelSpec, index: int) -> tuple[TensorSpec, ...]:
-    """A layer of the encoder; the last layer also has the norm behind the encoder."""
+    """A layer of the encoder; the last layer also has the norm after the encoder."""
     prefix = f"encoder.block.{index}.layer."
     layer = (*_attention_tensors(spec, f"{prefix}0."), *_mlp_tensors(spec, f"{prefix}1."))
     if index < spec.num_encoder_layers - 1:

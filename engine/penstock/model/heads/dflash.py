@@ -2,10 +2,10 @@
 in one pass (arXiv 2602.06036), with Qwen3's layers, as z-lab publishes it.
 
 Two kinds of rows pass through it. A token that stands has a context row: a projection (`fc`) of the model's
-hidden states behind some layers, behind `hidden_norm`. It is the same in each layer, which makes a key and a
+hidden states after some layers, after `hidden_norm`. It is the same in each layer, which makes a key and a
 value of it and no more. The last rows of a sequence are its block: the embeddings of its last token, whose
 hidden states nobody knows yet, and of the mask token. Each of them sees all context rows and the whole block.
-The row of the n-th mask guesses the n-th token behind the last one. Embedding and head are the model's.
+The row of the n-th mask guesses the n-th token after the last one. Embedding and head are the model's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DFlashSpec(LlamaSpec):
     #: Rows of a block, of which one is that of a token that stands.
     block_size: int
     mask_token: int
-    #: The layers of the model behind which hidden states are read, from 0. (): those of layers_of().
+    #: The layers of the model after which hidden states are read, from 0. (): those of layers_of().
     target_layers: tuple[int, ...] = ()
     #: Layers of the model that the head was trained for; 0: config.json does not tell.
     num_target_layers: int = 0
@@ -126,7 +126,7 @@ class DFlash(Qwen3):
         return *super().embedding_tensors(spec), *condense, *norm
 
     def condense(self, weights: LayerWeights, states: Tensor) -> Tensor:
-        """The model's hidden states behind some layers, float32 [num_tokens, num_states * hidden_size], as
+        """The model's hidden states after some layers, float32 [num_tokens, num_states * hidden_size], as
         context rows [num_tokens, hidden_size], both on the host."""
         kernels = self.host_kernels
         joined = kernels.linear(states, weights.matrix("condense"), None)

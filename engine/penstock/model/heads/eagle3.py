@@ -2,8 +2,8 @@
 arXiv 2503.01840), with Llama's layer, as vLLM, SGLang and SpecForge have it.
 
 Its row for a token gets the token's embedding and a state: a projection (`fc`) of the model's hidden states
-behind three layers, of the token before; for a guess behind a guess, the head's own last hidden state. The
-one layer has attention over both side by side, each behind a norm of its own, and adds to the state. The
+after three layers, of the token before; for a guess after a guess, the head's own last hidden state. The
+one layer has attention over both side by side, each after a norm of its own, and adds to the state. The
 vocabulary of its logits may be a part of the model's: `d2t` has what has to be added to a token's number.
 """
 
@@ -46,9 +46,9 @@ class Eagle3Spec(LlamaSpec):
     draft_vocab_size: int
     #: Numbers of the model's hidden state.
     target_size: int
-    #: The layers of the model behind which hidden states are read, from 0. (): those of layers_of().
+    #: The layers of the model after which hidden states are read, from 0. (): those of layers_of().
     target_layers: tuple[int, ...] = ()
-    #: The layer adds to the state behind its norm, otherwise to the state itself.
+    #: The layer adds to the state after its norm, otherwise to the state itself.
     adds_to_normed: bool = False
     #: The files hold an embedding; otherwise it is the model's.
     has_embedding: bool = True
@@ -162,7 +162,7 @@ class Eagle3(Llama):
         return (*tensors, TensorSpec("distances", (size,), ("d2t",))) if spec.has_token_numbers else tensors
 
     def condense(self, weights: LayerWeights, states: Tensor) -> Tensor:
-        """The model's hidden states behind three layers, float32 [num_tokens, 3 * target_size], as states of
+        """The model's hidden states after three layers, float32 [num_tokens, 3 * target_size], as states of
         the head [num_tokens, hidden_size], both on the host."""
         return self.host_kernels.linear(states, weights.matrix("condense"), None)
 

@@ -1,8 +1,8 @@
-"""MTPHead: a layer that some checkpoints hold behind those of the model, and that predicts one token further
+"""MTPHead: a layer that some checkpoints hold after those of the model, and that predicts one token further
 (multi-token prediction: Gloeckle et al. 2024, arXiv 2404.19737; DeepSeek V3, arXiv 2412.19437, 2.2).
 
 The layer gets, for each token but the first, the token's embedding and the model's last hidden state of the
-token before, behind the final norm. It has a projection of the two, keys and values of its own, and a final
+token before, after the final norm. It has a projection of the two, keys and values of its own, and a final
 norm; embedding and head are the model's. Applied to its own last state and its own guess, it predicts a
 further token.
 """
@@ -35,12 +35,12 @@ class MTPHead:
     final_norm: str
     #: The projection's first inputs are the hidden state; otherwise they are the embedding.
     is_hidden_first: bool = False
-    #: What the head gets of itself, to predict a further token, is behind its final norm, otherwise before.
+    #: What the head gets of itself, to predict a further token, is after its final norm, otherwise before.
     is_normed: bool = False
 
     @classmethod
     def of_deepseek(cls, index: int) -> MTPHead:
-        """DeepSeek V3's names, which GLM-4.5 has, too: the layer counts on behind those of the model."""
+        """DeepSeek V3's names, which GLM-4.5 has, too: the layer counts on after those of the model."""
         layer = f"model.layers.{index}."
         return cls(layer, f"{layer}enorm", f"{layer}hnorm", f"{layer}eh_proj", f"{layer}shared_head.norm")
 

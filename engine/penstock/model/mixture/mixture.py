@@ -39,7 +39,7 @@ ComputeExperts = Callable[[Kernels, Tensor, Tensor, Sequence[LentExpert], Tensor
 
 @dataclass(frozen=True)
 class MixtureNames:
-    """Names in a checkpoint, behind the prefix of a layer. The defaults are Qwen's. `expert` and `shared` are
+    """Names in a checkpoint, after the prefix of a layer. The defaults are Qwen's. `expert` and `shared` are
     beginnings of names; an expert's number follows `expert`."""
 
     router: str = "mlp.gate"
@@ -55,7 +55,7 @@ class MixtureNames:
     #: Tensors that hold all experts of a layer, where a checkpoint has these in place of each expert's own.
     merged_gate_up: str = "mlp.experts.gate_up_proj"
     merged_down: str = "mlp.experts.down_proj"
-    #: The matrices before and behind experts that are narrower than the hidden state.
+    #: The matrices before and after experts that are narrower than the hidden state.
     narrow_in: str = "mixer.fc1_latent_proj"
     narrow_out: str = "mixer.fc2_latent_proj"
     #: Tensors to which transformers gives another name in memory, and in files that it saves so: that name,

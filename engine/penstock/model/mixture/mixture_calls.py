@@ -90,7 +90,7 @@ class MixtureCalls:
 
 
 def _behind(weights: LayerWeights) -> list[LayerWeights]:
-    """The layer behind a layer, if it is in memory and takes guesses."""
+    """The layer after a layer, if it is in memory and takes guesses."""
     behind = weights.next_experts.weights() if weights.next_experts is not None else None
     return [] if behind is None else [behind]
 
@@ -104,7 +104,7 @@ def _compute(
     hidden: Tensor,
     go_on: Callable[[], object],
 ) -> Tensor:
-    """The hidden state behind all layers of a sweep."""
+    """The hidden state after all layers of a sweep."""
     done, is_begun = 0, False
     while done < len(weights):
         run = _run(sweep, runs, done, hidden, is_begun)

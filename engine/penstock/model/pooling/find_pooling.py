@@ -17,7 +17,7 @@ from penstock.model.pooling.sentence_modules import SentenceModules, read_module
 #: The ending of an architecture with a layer for scores, and that of one without a head.
 SCORER, BARE = "ForSequenceClassification", "Model"
 _NO_MODULES = SentenceModules()
-#: The last words of the names that sentence-transformers gives to functions behind a score.
+#: The last words of the names that sentence-transformers gives to functions after a score.
 _ACTIVATIONS = {"Sigmoid": True, "Identity": False}
 
 

@@ -15,7 +15,7 @@ from penstock.spec import ModelSpec
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import ModelTensors, TensorSpec
 
-#: Layers behind the last one of a checkpoint that a pooled model may have no use for.
+#: Layers after the last one of a checkpoint that a pooled model may have no use for.
 _HEADS = r"^(lm_head|score|classifier)\."
 #: The layer for scores of models whose last token is scored.
 _SCORE = "score"

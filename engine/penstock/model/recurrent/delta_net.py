@@ -39,7 +39,7 @@ class GatedDeltaNet:
     is_grouped: bool = False
     #: beta lies between 0 and this. A state may turn a key's answer around where beta is more than 1.
     beta_factor: float = 1.0
-    #: Of the norm behind the recurrence; None: that of the model's norms.
+    #: Of the norm after the recurrence; None: that of the model's norms.
     norm_eps: float | None = None
 
     @classmethod

@@ -33,14 +33,14 @@ class Mamba2:
     has_conv_bias: bool = True
     has_in_bias: bool = False
     has_out_bias: bool = False
-    #: The norm of each group's outputs, behind their gate or before it; None: there is no norm.
+    #: The norm of each group's outputs, after their gate or before it; None: there is no norm.
     norm: str | None = "behind"
     #: Steps lie between these two.
     step_limits: tuple[float, float] = (0.0, math.inf)
     #: The input is multiplied by the first of these, and its products, which are the gate, x, b, c and the
     #: steps, by the others (Falcon-H1).
     in_factors: tuple[float, ...] = ()
-    #: The beginning of the tensors' names, behind that of a layer.
+    #: The beginning of the tensors' names, after that of a layer.
     part: str = "mamba."
 
     @property

@@ -87,7 +87,7 @@ class Desk:
         return {name: self.weights.vector(name) for name in shapes}
 
     def _stored(self, x: Tensor, repeats: int = 1) -> Tensor:
-        """[1, num_heads, num_tokens, width] as [num_tokens, num_heads * repeats, head_dim]. Zeros behind
+        """[1, num_heads, num_tokens, width] as [num_tokens, num_heads * repeats, head_dim]. Zeros after
         shorter rows add nothing to a score."""
         rows = x[0].transpose(0, 1)
         if rows.shape[2] < self._head_dim:

@@ -180,7 +180,7 @@ class ThroughTransformers(Family):
 
 
 class _Outer:
-    """The tensors outside of layers, of which one side has weights: those before the layers, or those behind
+    """The tensors outside of layers, of which one side has weights: those before the layers, or those after
     them. The modules of the other side get zeros, since nobody asks for what they compute."""
 
     def __init__(self, family: ThroughTransformers, present: tuple[TensorSpec, ...]) -> None:

@@ -114,7 +114,7 @@ def _aliases(model: Any) -> dict[str, list[str]]:
 
 
 def _check_arrangement(name: str, converter: Any, axis: int) -> None:
-    """Raises UnsupportedModel unless the converter only puts rows behind each other, along `axis` of what it
+    """Raises UnsupportedModel unless the converter only puts rows after each other, along `axis` of what it
     makes. Experts, which it stacks, are numbered along the first axis."""
     from transformers.core_model_loading import Concatenate, MergeModulelist
 

@@ -132,7 +132,7 @@ def _elementwise(func: Any, args: Any, kwargs: Any) -> Tensor | None:
 
 
 def _padded(x: Tensor) -> Tensor:
-    """All numbers side by side, and ones behind them up to whole vectors."""
+    """All numbers side by side, and ones after them up to whole vectors."""
     count = max(1, x.numel())
     whole = x.new_ones(-(-count // VECTORS) * VECTORS)
     whole[: x.numel()].view(x.shape).copy_(x)

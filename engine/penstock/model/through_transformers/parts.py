@@ -1,5 +1,5 @@
 """The tensors of transformers' model, as our tensors: those of each layer, those before the layers and those
-behind them."""
+after them."""
 
 from __future__ import annotations
 

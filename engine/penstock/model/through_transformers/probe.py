@@ -118,7 +118,7 @@ class _Run:
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Notes which modules of the model are called before the first layer and behind it."""
+        """Notes which modules of the model are called before the first layer and after it."""
         hooks = [
             module.register_forward_pre_hook(partial(self._note, name))
             for name, module in model.named_modules()

@@ -25,7 +25,7 @@ class Skeleton(NamedTuple):
 
     outline: Outline
     layers: list[LayerParts]
-    #: The outline itself: its modules before and behind the layers, without embedding and head.
+    #: The outline itself: its modules before and after the layers, without embedding and head.
     outer: LayerParts
     #: The matrix of the embedding; that of the head, with its bias.
     embedding: TensorSpec

@@ -29,7 +29,7 @@ class TransformersSpec(ModelSpec):
     experts: tuple[tuple[tuple[TensorSpec, ...], ...], ...] = ()
     #: The modules hold experts as [num_experts, in_features, out_features].
     has_transposed_experts: bool = False
-    #: Tensors behind the layers, with "head" also where the embedding serves as one.
+    #: Tensors after the layers, with "head" also where the embedding serves as one.
     head: tuple[TensorSpec, ...] = ()
     #: Names in checkpoints of tensors that the forward pass does not use.
     idle: tuple[str, ...] = ()

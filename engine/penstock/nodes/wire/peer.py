@@ -26,7 +26,7 @@ class Peer:
         """take(frame) is called for each frame but beats, on the reading thread. lose(reason) is called once,
         when the connection has ended."""
         self.channel = channel
-        #: Bytes of arrays that a frame may have; whoever knows what comes raises it.
+        #: Bytes of arrays that a frame may have; a caller that knows what comes raises it.
         self.limit = 0
         self._beat_s = timeout_s / 5
         self._take, self._lose = take, lose

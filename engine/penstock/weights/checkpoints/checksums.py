@@ -81,7 +81,7 @@ class Checksums:
 
 
 def _mapped(descriptor: int, start: int, num_bytes: int, file: Path) -> mmap.mmap:
-    """Raises OSError if the file was cut: the system kills who reads a mapped page behind the end of a
+    """Raises OSError if the file was cut: the system kills who reads a mapped page after the end of a
     file."""
     if os.fstat(descriptor).st_size < start + num_bytes:
         raise OSError(errno.EIO, "the file was cut while it was read", str(file))

@@ -19,7 +19,7 @@ SHIPPED = {
     name: Path(__file__).parents[2] / folder
     for name, folder in (("demo", "demo_model"), ("demo-moe", "demo_mixture"))
 }
-#: owner/name, as the hub spells repositories, and behind a colon one of its GGUF files. Older repositories
+#: owner/name, as the hub spells repositories, and after a colon one of its GGUF files. Older repositories
 #: ("gpt2") have no owner.
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/\w[\w.-]*)?(:[\w.-]+)?")
 #: Files that a model needs. Pickles and other formats of the same weights are not fetched.
@@ -54,7 +54,7 @@ def find_model(
     model: str | Path, revision: str | None = None, offline: bool = False, allow_pickle: bool = False
 ) -> Path:
     """The folder (or GGUF file) of a model, which is given as a path, a name of SHIPPED, or a repository at a
-    revision (branch, tag or commit); behind a colon, one of its GGUF files (`owner/name:Q4_K_M`). For a
+    revision (branch, tag or commit); after a colon, one of its GGUF files (`owner/name:Q4_K_M`). For a
     folder or repository that holds one GGUF file and no safetensors, the file is returned.
 
     With `allow_pickle` (EngineConfig's), pickles are fetched from a repository that has its weights in no

@@ -62,7 +62,7 @@ def cache_of(repository: str) -> Path:
 
 
 def list_files(model: str, revision: str | None, allow_pickle: bool) -> HubFiles:
-    """Asks the hub for the files of owner/name, or of the GGUF file that is named behind a colon. Raises
+    """Asks the hub for the files of owner/name, or of the GGUF file that is named after a colon. Raises
     DownloadError, and CheckpointNotFound where several GGUF files may be meant."""
     check_revision(revision)
     repository, wanted = split_name(model)

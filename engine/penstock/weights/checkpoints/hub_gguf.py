@@ -77,7 +77,7 @@ def choose(repository: str, files: Iterable[str], wanted: str) -> GgufChoice:
 
 
 def _shown(models: list[GgufChoice]) -> list[str]:
-    """What to write behind the colon for each: the label where it is the only one of its kind."""
+    """What to write after the colon for each: the label where it is the only one of its kind."""
     labels = [model.label for model in models]
     return [
         model.label if labels.count(model.label) == 1 else _base(model.files[0]).removesuffix(".gguf")

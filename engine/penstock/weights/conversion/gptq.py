@@ -119,7 +119,7 @@ def _compensate(weight: Tensor, turns: Turns, grid: Grid) -> tuple[Tensor, Tenso
         for turn, group in enumerate(groups[start:end], start):
             if group not in scales:
                 members = columns[group * grid.group_size : (group + 1) * grid.group_size]
-                # Columns behind this block don't have the block's errors yet.
+                # Columns after this block don't have the block's errors yet.
                 carried = factor[start:end, members].where(members >= end, 0.0)
                 scales[group] = grid.choose_scale(left[:, members] - errors @ carried, group)
             rounded, error = _round(left[:, turn], scales[group], float(factor[turn, turn]), grid)

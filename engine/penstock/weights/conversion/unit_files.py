@@ -1,10 +1,10 @@
 """UnitFile: which files the weights of a converted model consist of, and what each holds.
 
 Embedding, head and each dense unit have a file. The experts of a layer share files, since a model may have
-15,000 experts. In such a file each expert begins on a page, so that one direct read brings the expert: behind
+15,000 experts. In such a file each expert begins on a page, so that one direct read brings the expert: after
 each expert there are bytes of padding, as a tensor, because safetensors allows no gaps.
 
-Behind what Penstock reads of a unit in Penstock's own 4 bits there are its scales in bfloat16, for other
+After what Penstock reads of a unit in Penstock's own 4 bits there are its scales in bfloat16, for other
 tools."""
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class UnitFile:
 
 
 def unit_files(tensors: ModelTensors) -> list[UnitFile]:
-    """The files of a converted model, in the order of `ModelTensors.groups`, with a tied head behind the
+    """The files of a converted model, in the order of `ModelTensors.groups`, with a tied head after the
     model's own."""
     files = [_file("model-embedding", tensors.embedding)]
     files += _layer_files(tensors)

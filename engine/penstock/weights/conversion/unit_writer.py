@@ -36,7 +36,7 @@ class FileInWork:
         self._end: Future[dict[str, Any]] | None = None
 
     def add(self, unit: StoredUnit, buffer: Tensor) -> None:
-        """Have a unit written. Waits until the unit before is written, so that its buffer is free. Behind the
+        """Have a unit written. Waits until the unit before is written, so that its buffer is free. After the
         last unit, the thread waits for the disk while the next file's units are quantized."""
         self._last.result()
         self._last = self._thread.submit(self._write, self._add, unit, buffer)

@@ -19,7 +19,7 @@ from penstock.weights.tensors import Unit
 
 class SharedRows:
     """The share changes from step to step. The link reads ahead, so that a layer may come with the share of
-    the step before: whoever computes asks what came."""
+    the step before: the product asks what came."""
 
     def __init__(
         self, units: Mapping[UnitKey, Unit], share_of: Callable[[int], float], keeps_upper: bool = False

@@ -1,4 +1,5 @@
-"""ArrivingReads: the reads of experts that were lent before they are there, for whoever computes them."""
+"""ArrivingReads: the reads of experts that were lent before they are there, for the kernels that compute
+them."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ class CyclicTier:
         return self._wait(key, arrival)
 
     def settled(self, key: UnitKey) -> Tensor | None:
-        """The buffer of a unit that stays and has been acquired before, whoever sweeps. It need not be
-        released."""
+        """The buffer of a unit that stays and has been acquired before, in this sweep or another. It need not
+        be released."""
         arrival = self._settled.get(key)
         return None if arrival is None else arrival.buffer
 

@@ -272,7 +272,7 @@ class DemandTier:
             raise RuntimeError("the engine was closed while its experts were in use")
 
     def _add_coming(self, group: Group, waiting: dict[UnitKey, None]) -> list[OrderedRead]:
-        """Lends those of these units that are being read behind a group. Returns their reads."""
+        """Lends those of these units that are being read after a group. Returns their reads."""
         reads = list[OrderedRead]()
         if 0 < len(waiting) <= MAX_EXPERT_READS:
             for key, arrival, read in self.arrivals.coming(waiting):

@@ -1,5 +1,5 @@
 """ExpertSlots: which experts are in the slots of a memory, and whose slot the next one gets. The lock of the
-arrivals is held by whoever calls."""
+arrivals is held by the caller."""
 
 from __future__ import annotations
 

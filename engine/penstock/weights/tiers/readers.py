@@ -141,7 +141,7 @@ def _derived(reading: Future[int], layout: UnitLayout, buffer: Tensor) -> Future
         try:
             num_bytes = read.result()
             layout.derive(buffer)
-        except BaseException as error:  # whoever waits has to learn of any error
+        except BaseException as error:  # the waiting thread has to learn of any error
             done.set_exception(error)
         else:
             done.set_result(num_bytes)
@@ -189,7 +189,7 @@ class LinkReader:
                 if self._failure is not None:
                     raise self._failure
                 num_bytes = self._copy(key, buffer)
-            except BaseException as error:  # whoever waits has to learn of any error
+            except BaseException as error:  # the waiting thread has to learn of any error
                 future.set_exception(error)
             else:
                 future.set_result(num_bytes)

@@ -32,7 +32,7 @@ class OrderingReader(UnitReader, Protocol):
         """Whether submit_ordered() can bring every one of these units."""
 
     def submit_ordered(self, key: UnitKey, buffer: Tensor) -> OrderedRead:
-        """What submit() does, behind all reads that were ordered before."""
+        """What submit() does, after all reads that were ordered before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ class Arrival:
     is_lent: bool = False
     #: Who computes with the unit in this memory, beside a tier above that takes it from here.
     num_users: int = 0
-    #: The unit's weights, for whoever lends it again.
+    #: The unit's weights, for when it is lent again.
     views: LayerWeights | None = None
     #: The unit was lent, so that its read has ended well.
     is_there: bool = False

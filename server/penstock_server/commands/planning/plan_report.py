@@ -130,7 +130,7 @@ def expected_drafting(
     config: EngineConfig,
     draft: PlannedDraft | None,
 ) -> tuple[DraftingBody, ...]:
-    """What guesses should bring to the plan's steps."""
+    """What drafts should bring to the plan's steps."""
     if config.speculation == "off":
         return ()
 

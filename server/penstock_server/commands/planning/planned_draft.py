@@ -57,7 +57,7 @@ def assumed_beside(
     config: EngineConfig,
     draft: PlannedDraft | None,
 ) -> list[Assumed]:
-    """What guesses for a model with this plan. predict: of its steps on this machine. Raises CapacityError if
+    """The drafter of a model with this plan. predict: of its steps on this machine. Raises CapacityError if
     upper planes that should guess are streamed, and ConfigError for a model that has none."""
     if not config.draft_with_planes:
         return [] if draft is None else [draft.drafter]
@@ -123,7 +123,7 @@ def _draft_on(settings: Settings, hardware: HardwareProfile, config: EngineConfi
 
 
 def _within(own: EngineConfig, hardware: HardwareProfile, config: EngineConfig) -> EngineConfig:
-    """The config of what guesses, with the model's budget of the memory in which this machine computes."""
+    """The drafter's config, with the model's budget of the memory in which this machine computes."""
     budget = config.device_memory_bytes if hardware.device is not None else None
     return dataclasses.replace(own, device_memory_bytes=budget)
 

@@ -32,7 +32,7 @@ class ThinkingParser:
     def __init__(
         self, inner: AnswerParser, opener: str, closer: str, is_open: bool, ends: Sequence[str] = ()
     ) -> None:
-        """inner: reads what is behind the thinking. is_open: the prompt has the opener; the model may repeat
+        """inner: reads what is after the thinking. is_open: the prompt has the opener; the model may repeat
         it. ends: other texts that end the thinking, and belong to the answer: a model that calls a tool may
         forget the closer."""
         self._inner = inner

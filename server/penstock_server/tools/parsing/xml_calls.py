@@ -47,7 +47,7 @@ class XmlFormat:
     next: re.Pattern[str]
     #: The end of a value. A model that forgets it ends the value with the next parameter, or with the call.
     value_end: re.Pattern[str]
-    #: What may come behind a call: its wrapper's end, or another head.
+    #: What may come after a call: its wrapper's end, or another head.
     wrapper_end: str
     next_call: re.Pattern[str] | None = None
     #: The value of a parameter without a type in the schema is a string.

@@ -1,5 +1,5 @@
 """Cohere (Command R) and Cohere 2 (Command R7B, Command A; arXiv 2504.00698): attention and mlp in parallel
-behind one layer norm, rope on neighbouring dimensions, a factor of logits."""
+after one layer norm, rope on neighbouring dimensions, a factor of logits."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Glm(Llama):
 
 
 class Glm4(Glm):
-    """GLM-4-0414 has norms behind attention and mlp as well."""
+    """GLM-4-0414 has norms after attention and mlp as well."""
 
     architectures = ("Glm4ForCausalLM",)
     norm_parts = Glm.norm_parts | {

@@ -158,7 +158,7 @@ class SmolLM3(Llama):
 
 
 class Exaone4(Llama):
-    """Norms behind attention and mlp, norms on the heads of q and k. If some layers have a window, the others
+    """Norms after attention and mlp, norms on the heads of q and k. If some layers have a window, the others
     have no rope (arXiv 2507.11407)."""
 
     architectures = ("Exaone4ForCausalLM",)
@@ -179,7 +179,7 @@ class Exaone4(Llama):
 
 
 class HunYuanDense(Llama):
-    """Llama with norms on the heads of q and k, behind rope."""
+    """Llama with norms on the heads of q and k, after rope."""
 
     architectures = ("HunYuanDenseV1ForCausalLM",)
     head_norm_parts = ("query_layernorm", "key_layernorm")

@@ -33,7 +33,7 @@ class Olmo(Llama):
 
 
 class Olmo2(Llama):
-    """Norms behind attention and mlp, and over all heads of q and k together."""
+    """Norms after attention and mlp, and over all heads of q and k together."""
 
     architectures = ("Olmo2ForCausalLM",)
 

@@ -70,7 +70,7 @@ class Gemma2(Gemma):
 
 
 class VaultGemma(Gemma2):
-    """Gemma 2 without norms behind attention and mlp (arXiv 2510.15001)."""
+    """Gemma 2 without norms after attention and mlp (arXiv 2510.15001)."""
 
     architectures = ("VaultGemmaForCausalLM",)
 

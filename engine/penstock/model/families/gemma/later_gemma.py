@@ -46,7 +46,7 @@ class LaterGemmaSpec(LlamaSpec):
 
     @property
     def state_width(self) -> int:
-        """Numbers of a token's row that go through all layers. Behind them are the inputs of the layers that
+        """Numbers of a token's row that go through all layers. After them are the inputs of the layers that
         are still to come."""
         return self.hidden_size
 
@@ -56,7 +56,7 @@ class LaterGemmaSpec(LlamaSpec):
 
 
 class LaterGemma(Llama):
-    """Norms before and behind attention and mlp, heads of q, k and v with norms, scores without a factor."""
+    """Norms before and after attention and mlp, heads of q, k and v with norms, scores without a factor."""
 
     norm_parts = Gemma2.norm_parts
     spec: LaterGemmaSpec
@@ -184,7 +184,7 @@ class LaterGemma(Llama):
         return self._norm("input_out_norm", weights, self.project(weights, "input_out", gate * inputs))
 
     def parted(self, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What goes through all layers, the input of the next layer, and those of the layers behind it."""
+        """What goes through all layers, the input of the next layer, and those of the layers after it."""
         width, size = self.spec.state_width, self.spec.input_size
         return row[:, :width].contiguous(), row[:, width : width + size].contiguous(), row[:, width + size :]
 

@@ -1,4 +1,4 @@
-"""Muse-Glimmer: Gemma 2's frame with a gate behind attention, and full layers without rope."""
+"""Muse-Glimmer: Gemma 2's frame with a gate after attention, and full layers without rope."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.weights.layer_weights import LayerWeights
 class MuseGlimmerSpec(LlamaSpec):
     """Muse-Glimmer's own value."""
 
-    #: Of the norms behind attention and mlp; norm_eps is that of all others.
+    #: Of the norms after attention and mlp; norm_eps is that of all others.
     out_norm_eps: float
 
 

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al., 2019) and two relatives. GPT (Radford et al., 2018) has its norms behind the sums.
+"""GPT-2 (Radford et al., 2019) and two relatives. GPT (Radford et al., 2018) has its norms after the sums.
 GPT-BigCode (StarCoder, arXiv 2305.06161) has one head of k and v for all heads of q."""
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class GPTSpec(ModelSpec):
     is_parallel: bool = False
     #: The mlp has a norm of its own. Only a parallel layer may have one norm for both.
     has_mlp_norm: bool = True
-    #: Norms lie behind the sums, and not before attention and mlp.
+    #: Norms lie after the sums, and not before attention and mlp.
     is_post_norm: bool = False
     #: The residual stream goes through the norms: a sum adds to the normed hidden state.
     has_normed_residual: bool = False

@@ -1,5 +1,5 @@
 """OPT (arXiv 2205.01068) and Galactica (arXiv 2211.09085): GPT-2 with learned positions that begin at 2.
-OPT-350m has its norms behind the sums, and an embedding that is narrower than the hidden state."""
+OPT-350m has its norms after the sums, and an embedding that is narrower than the hidden state."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Kimi Linear (arXiv 2510.26692): Kimi Delta Attention in three of four layers, latent attention without rope
-in the others, and DeepSeek V3's mixture behind a dense layer."""
+in the others, and DeepSeek V3's mixture after a dense layer."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class LFM2(Llama):
 
 
 class LFM2Moe(MixtureFamily, LFM2):
-    """LFM2 with experts behind the first layers, a sigmoid in the router, and a correction of its scores."""
+    """LFM2 with experts after the first layers, a sigmoid in the router, and a correction of its scores."""
 
     architectures = ("Lfm2MoeForCausalLM",)
 

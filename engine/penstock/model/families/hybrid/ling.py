@@ -1,5 +1,5 @@
 """Ling 3 (inclusionAI/Ling-3.0-Flash): Kimi Delta Attention in five of six layers, latent attention with a
-gate of each head in the others, and DeepSeek V3's mixture behind two dense layers."""
+gate of each head in the others, and DeepSeek V3's mixture after two dense layers."""
 
 from __future__ import annotations
 

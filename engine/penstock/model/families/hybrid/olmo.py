@@ -22,7 +22,7 @@ from penstock.weights.checkpoints.merged_experts import rename
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec
 
-#: Of the norm behind the recurrence, whatever the config says of the other norms.
+#: Of the norm after the recurrence, whatever the config says of the other norms.
 MIXER_EPS = 1e-5
 #: Names of norms in published checkpoints -> those that transformers has in memory.
 NORM_NAMES = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
@@ -55,7 +55,7 @@ class OlmoDeltaNet(GatedDeltaNet):
 
 
 class OlmoHybrid(Olmo2):
-    """Recurrent layers have their norms before attention and mlp, the others behind them. Rope is there only
+    """Recurrent layers have their norms before attention and mlp, the others after them. Rope is there only
     if the config has a base for it."""
 
     architectures = ("OlmoHybridForCausalLM",)

@@ -26,7 +26,7 @@ from penstock.model.recurrent.delta_net import GatedDeltaNet
 from penstock.model.rope import read_rope, rotary_dim
 from penstock.spec import ModelSpec
 
-#: Checkpoints keep the weights of norms as their difference from 1, but for those behind the recurrence.
+#: Checkpoints keep the weights of norms as their difference from 1, but for those after the recurrence.
 FROM_ONE = Norm(offset=1.0)
 
 

@@ -74,7 +74,7 @@ def _value_heads(numbers: Numbers) -> Tensor:
 
 
 def _value_rows(numbers: Numbers, num_rows: int) -> Tensor:
-    """The rows of heads of v, behind rows of q and k where there are more."""
+    """The rows of heads of v, after rows of q and k where there are more."""
     heads = _value_heads(numbers)
     size = numbers.integer("ssm.inner_size") if num_rows >= numbers.integer("ssm.inner_size") else len(heads)
     before = num_rows - size

@@ -24,7 +24,7 @@ from penstock.weights.checkpoints.gguf_files.gguf_numbers import Numbers, window
 from penstock.weights.checkpoints.gguf_files.gguf_rope import read_rope
 from penstock.weights.checkpoints.tensor_entry import TensorEntry
 
-#: Norms behind attention and mlp, and none before them.
+#: Norms after attention and mlp, and none before them.
 NORMS_AFTER = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",

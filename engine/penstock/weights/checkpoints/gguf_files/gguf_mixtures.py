@@ -183,7 +183,7 @@ _MIXTRAL_EXPERTS = ("w1", "w3", "w2")
 _BLOCK_SPARSE = "block_sparse_moe.experts."
 _QWEN3 = MixtureFile(_qwen3_config, names=QWEN_NAMES)
 _CORRECTED = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
-#: Heads of GLM-4.5 that guess further tokens: behind the layers, under names of their own.
+#: Heads of GLM-4.5 that guess further tokens: after the layers, under names of their own.
 _NEXTN: dict[str, str | Rule] = {
     "nextn.eh_proj": "eh_proj", "nextn.enorm": "enorm", "nextn.hnorm": "hnorm",
     "nextn.embed_tokens": "embed_tokens", "nextn.shared_head_norm": "shared_head.norm",

@@ -122,7 +122,7 @@ def _is_in(names: Iterable[str], patterns: Iterable[str]) -> bool:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a pattern of a tool means a module: an expression behind "re:", a name with * in it, or a name
+    """Whether a pattern of a tool means a module: an expression after "re:", a name with * in it, or a name
     or a part of one between dots."""
     if pattern.startswith("re:"):
         return re.match(pattern.removeprefix("re:"), name) is not None

@@ -1,4 +1,4 @@
-"""The form that torch.save wrote before torch 1.6: five pickles, and behind them the storages, each after the
+"""The form that torch.save wrote before torch 1.6: five pickles, and after them the storages, each after the
 number of its elements."""
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def _wide(extra: bytes, values: list[int]) -> list[int]:
 
 
 def _locate(stream: BinaryIO, listed: _Listed, limit: int) -> ZipEntry:
-    """Where an entry's bytes begin: behind its local header, which repeats the name. Entries end before
+    """Where an entry's bytes begin: after its local header, which repeats the name. Entries end before
     `limit`."""
     stream.seek(min(listed.start, limit))
     head = stream.read(_LOCAL_BYTES + len(listed.name))
