@@ -409,7 +409,7 @@ def test_scales_beside_blocks_are_refused(tmp_path: Path) -> None:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.add_tensor("blk.0.ffn_up.scale", np.ones(1, np.float32))
     finish(writer)
-    with pytest.raises(UnsupportedModel, match="blk.0.ffn_up.scale, a scale beside"):
+    with pytest.raises(UnsupportedModel, match="blk.0.ffn_up.scale, a scale of a whole"):
         open_model(tmp_path / "scaled.gguf")
 
 

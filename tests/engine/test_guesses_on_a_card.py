@@ -196,7 +196,7 @@ def test_a_model_without_room_in_ram_is_not_sent_to_the_processor(
     assert drafter.num_card_bytes and taken
     drafter.close()
     del drafter
-    with pytest.raises(CapacityError, match="of RAM beside it: leave --draft-model out") as refused:
+    with pytest.raises(CapacityError, match="of RAM: leave --draft-model out") as refused:
         guessed.load(host_memory_bytes=taken + PAGE)
     assert refused.value.memory == "host" and "--draft-device" not in str(refused.value)
     assert "Raise --host-memory" in str(refused.value)

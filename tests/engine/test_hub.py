@@ -206,7 +206,7 @@ def test_a_gguf_file_of_a_repository(
         (
             "owner/gguf",
             r"as GGUF files \(beside mmproj-F16.gguf for images, which is left out\). Name one of them "
-            "behind a colon: owner/gguf:BF16. There are: BF16, IQ4_XS, Q4_K_M, UD-Q4_K_XL, plain$",
+            "after a colon: owner/gguf:BF16. There are: BF16, IQ4_XS, Q4_K_M, UD-Q4_K_XL, plain$",
         ),
         ("owner/gguf:Q5_K_M", "no GGUF file 'Q5_K_M'.* There are: BF16, IQ4_XS, Q4_K_M, "),
         ("owner/gguf:Q4", "'Q4' fits 3 GGUF files .* There are: IQ4_XS, Q4_K_M, UD-Q4_K_XL$"),
