@@ -104,13 +104,14 @@ def _parts_beside(path: Path, number: int, count: int) -> list[Path]:
 
 def _read(path: Path) -> Part:
     """Raises CorruptFile."""
-    with path.open("rb", buffering=1 << 20) as stream:
-        reader = _Reader(stream, min(path.stat().st_size, MAX_HEADER_BYTES))
-        try:
-            metadata, tensors = reader.header()
-        except (ValueError, OverflowError) as error:
-            raise CorruptFile(f"{path} has no readable GGUF header ({error}); download it again") from error
-        return Part(path, metadata, tensors, stream.tell())
+    try:
+        with path.open("rb", buffering=1 << 20) as stream:
+            metadata, tensors = _Reader(stream, min(path.stat().st_size, MAX_HEADER_BYTES)).header()
+            return Part(path, metadata, tensors, stream.tell())
+    except OSError as error:
+        raise CorruptFile(f"{path} can't be read: {error.strerror}") from error
+    except (ValueError, OverflowError) as error:
+        raise CorruptFile(f"{path} has no readable GGUF header ({error}); download it again") from error
 
 
 class _Reader:

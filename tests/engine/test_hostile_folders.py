@@ -3,6 +3,7 @@ allocated or waited for."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock import gguf_file
 from penstock.errors import CheckpointError, CheckpointNotFound, CorruptFile, InvalidConfig
 from penstock.loader.advice import read_advice
 from penstock.model.registry import open_model, read_spec
@@ -73,6 +75,29 @@ def test_a_pipe_or_a_device_in_a_files_place(folder: Path, name: str, kind: str)
         (folder / name).symlink_to("/dev/zero")
     with pytest.raises(CheckpointError, match=f"{name}|config.json"):
         open_model(folder)
+
+
+@pytest.mark.parametrize("kind", ["folder", "circle", "no memory"])
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])
+def test_weights_that_can_not_be_read(folder: Path, name: str, kind: str) -> None:
+    """The last one is an ordinary file whose reads fail, as those of a broken disk do."""
+    (folder / "model.safetensors").unlink()
+    if kind == "folder":
+        (folder / name).mkdir()
+    else:
+        (folder / name).symlink_to(name if kind == "circle" else "/proc/self/mem")
+    with pytest.raises(CheckpointError, match="model"):
+        open_model(folder / name if name == "model.gguf" else folder)
+
+
+def test_a_disk_that_fails_within_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(reader: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(gguf_file._Reader, "header", fail)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CorruptFile, match=r"model\.gguf can't be read: Input/output error"):
+        open_model(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CorruptFile
-from penstock.memory.ordinary_file import open_bytes
+from penstock.memory.ordinary_file import open_bytes, unreadable
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
 #: Bytes of an element of dtypes that may be in a file, though Penstock does not read them.
@@ -23,13 +23,16 @@ MAX_HEADER_BYTES = 100 << 20
 
 def read_header(file: Path) -> list[TensorEntry]:
     """All tensors of one file. Raises CorruptFile, which names the file and what is wrong."""
-    with open_bytes(file) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        prefix = stream.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
-        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-            raise CorruptFile(f"{file} does not begin with a safetensors header; download it again")
-        raw = stream.read(length)
+    try:
+        with open_bytes(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            prefix = stream.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+                raise CorruptFile(f"{file} does not begin with a safetensors header; download it again")
+            raw = stream.read(length)
+    except OSError as error:
+        raise unreadable(file, error) from error
     try:
         header = json.loads(raw)
         items = [(name, value) for name, value in header.items() if name != "__metadata__"]
