@@ -11,8 +11,12 @@ from penstock_server.protocol.errors import ErrorBody
 
 def errors_as(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """OpenAPI's description of errors in the form of an API."""
+    # FastAPI builds a validator of each response's model, route by route. So the default alone has the model,
+    # and the others refer to its schema.
+    schema = {"$ref": f"#/components/schemas/{body.__name__}"}
     errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": body} for status in (400, 401, 404, 413, 415, 500, 503)
+        status: {"content": {"application/json": {"schema": schema}}}
+        for status in (400, 401, 404, 413, 415, 500, 503)
     }
     # With a described default FastAPI does not add a 422, which we never send.
     errors["default"] = {"model": body, "description": "Any other error"}
