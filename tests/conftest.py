@@ -3,6 +3,7 @@ model, and the order in which two processes take the files."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -79,6 +80,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         seconds[_unit(file)] += each
     # What takes longest comes first, so that both processes end at the same time. The rest comes by name.
     items.sort(key=lambda item: -seconds[_unit(item.nodeid.partition("::")[0])])
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays. To look for garbage among it would take a sixth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], 100)
 
 
 def _inner_circle(items: list[pytest.Item], durations: Durations) -> Iterator[pytest.Item]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,7 @@ def level_of(room: str) -> int:
     return found[0]
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Dotted names of all modules that a file imports, wherever it does."""
     names: set[str] = set()

@@ -198,7 +198,7 @@ def answering() -> Iterator[HTTPServer]:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         yield server
         server.shutdown()

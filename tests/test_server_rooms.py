@@ -4,6 +4,7 @@ test_architecture.py has their levels."""
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ def room_of(path: Path) -> str:
     return path.relative_to(SERVER).parts[0] if path.parent != SERVER else ""
 
 
+@cache
 def nodes(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_text())))
 

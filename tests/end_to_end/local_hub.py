@@ -48,7 +48,8 @@ class LocalHub:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> LocalHub:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        # The end of a server waits for its next look: by default, half a second.
+        threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,7 +16,7 @@ from penstock.kernels.cpu_builds import compiled_builds, open_library
 #: None where the build itself runs, too: nothing is compiled then.
 COMPILER = shutil.which("cc") if "avx2" in compiled_builds() and "avxvnni" not in compiled_builds() else None
 FLAGS = (
-    "-O1", "-std=gnu11", "-pthread", "-fvisibility=hidden", "-Wno-psabi", "-Wall", "-Wextra", "-Werror",
+    "-Og", "-std=gnu11", "-pthread", "-fvisibility=hidden", "-Wno-psabi", "-Wall", "-Wextra", "-Werror",
     "-mavx2", "-mfma", "-mf16c",
 )  # fmt: skip
 

@@ -19,10 +19,10 @@ from penstock.kernels.cuda.launcher import OPEN, SIGNATURES, Arguments, Prepared
 from penstock.kernels.cuda.nvrtc import source
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-#: No fused multiply-add, as on the device; what a GPU refuses (misaligned loads) or what C++ leaves open ends
-#: the process.
+#: -Og compiles in half of -O1's time. No fused multiply-add, as on the device; what a GPU refuses (misaligned
+#: loads) or what C++ leaves open ends the process.
 FLAGS = (
-    "-O1", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
+    "-Og", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
     "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",
     "-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-sign-compare", "-Wno-unused-variable",
     "-fsanitize=alignment,bounds,shift,signed-integer-overflow,float-cast-overflow,integer-divide-by-zero",
