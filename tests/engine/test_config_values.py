@@ -11,7 +11,7 @@ import pytest
 from test_families import dequantized
 from test_formats_in import Ids
 from test_own_head import difference, from_transformers
-from tiny_models import DISTINCT, MODELS, RECURRENT, build
+from tiny_models import DISTINCT, MODELS, RECURRENT, build, in_circles
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
@@ -122,7 +122,7 @@ def test_what_contradicts_itself_is_named(change: dict[str, Any], message: str, 
 SEVERAL_KINDS = (*RECURRENT, "Gemma 3n", "Gemma 4, experts")
 
 
-@pytest.mark.parametrize("name", [name for name in DISTINCT if name not in SEVERAL_KINDS])
+@pytest.mark.parametrize("name", in_circles([name for name in DISTINCT if name not in SEVERAL_KINDS]))
 def test_one_layer_and_one_head(name: str, tmp_path: Path) -> None:
     kind = MODELS[name][0]
     one = ONE_LAYER.get(kind, ONE if "num_key_value_heads" not in MODELS[name][1] else ONE_KV)

@@ -68,7 +68,7 @@ def test_it_knows_who_it_is_and_some_capitals(engine: Engine) -> None:
         assert city in text
 
 
-@pytest.mark.inner
+@pytest.mark.slow
 def test_stories_are_about_what_was_asked_for(engine: Engine) -> None:
     wanted = [(animal, thing) for animal in ANIMALS for thing in OBJECTS[:3]]
     questions = [

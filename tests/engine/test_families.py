@@ -35,6 +35,7 @@ from tiny_models import (
     VOCAB_SIZE,
     WHOLE,
     build,
+    in_circles,
 )
 from torch import Tensor
 from units import host_streamer, read_layer
@@ -253,7 +254,7 @@ ON_CARDS += ["Llama, wide heads", "Apertus", "Cohere 2", "Falcon, ALiBi", "GPT-J
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=() if name in DISTINCT else pytest.mark.slow) for name in MODELS],
+    params=in_circles(list(MODELS), DISTINCT),
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     yield Built.of(request.param, tmp_path_factory.mktemp("family"))
@@ -285,7 +286,8 @@ class NoAttention(ReferenceKernels):
         return q.new_empty(q.shape[0], q.shape[1] * (spec.latent_dim or q.shape[2]))
 
 
-@pytest.mark.parametrize("name", [name for name in DISTINCT if name not in MIXTURES])  # these look at numbers
+# Mixtures look at numbers.
+@pytest.mark.parametrize("name", in_circles([name for name in DISTINCT if name not in MIXTURES]))
 def test_layer_and_head_stay_on_their_device(name: str, tmp_path: Path) -> None:
     build(name, tmp_path)
     model, device = Model(tmp_path, EngineConfig()), torch.device("meta")
@@ -317,7 +319,7 @@ def test_logits_equal_transformers(built: Built) -> None:
     assert difference(built, EngineConfig(kernels="native", kv_dtype="float16")) <= TOLERANCE["float16"]
 
 
-@pytest.mark.parametrize("built", DISTINCT, indirect=True)
+@pytest.mark.parametrize("built", in_circles(DISTINCT), indirect=True)
 def test_logits_of_torch_kernels_equal_transformers(built: Built) -> None:
     assert difference(built, EngineConfig(kernels="torch", kv_dtype="float32")) <= TOLERANCE["float32"]
 
@@ -330,7 +332,7 @@ def test_logits_are_the_same_in_company_and_in_chunks(built: Built) -> None:
     assert torch.equal(torch.cat(alone), together)
 
 
-@pytest.mark.parametrize("built", DISTINCT, indirect=True)
+@pytest.mark.parametrize("built", in_circles(DISTINCT), indirect=True)
 def test_int8_keys_and_values(built: Built) -> None:
     """The bits are the same in company and in chunks. The logits are near to those of float32 K and V that
     were rounded as INT8, and less near to transformers'. Latents are refused."""
@@ -350,6 +352,7 @@ def test_int8_keys_and_values(built: Built) -> None:
         assert difference(built, config) <= TOLERANCE["int8"]
 
 
+@pytest.mark.parametrize("built", in_circles(list(MODELS)), indirect=True)
 def test_guesses_beside_guesses_compute_what_a_text_does(built: Built) -> None:
     """Bit for bit, behind a prompt whose end is in the same step: each family writes what leads to a branch
     into the branch's blocks."""
@@ -379,10 +382,12 @@ def test_logits_of_cuda_kernels_equal_transformers(built: Built) -> None:
     assert difference(built, config, kernels, PROMPTS[:3]) <= TOLERANCE["float16"]
 
 
+@pytest.mark.parametrize("built", in_circles(list(MODELS)), indirect=True)
 def test_greedy_tokens_equal_transformers(built: Built) -> None:
     assert oracle_likeliest(built.oracle, built.answers) == built.answers
 
 
+@pytest.mark.parametrize("built", in_circles(list(MODELS)), indirect=True)
 def test_greedy_tokens_with_half_kv_differ_only_in_near_ties(built: Built) -> None:
     lost = losses(built, Model(built.folder, EngineConfig(kv_dtype="float16")).likeliest(built.answers))
     assert len(lost) <= MAX_NEAR_TIES

@@ -19,7 +19,7 @@ from test_convert import Ids
 from test_families import PROMPTS, TOLERANCE, Model, dequantized, oracle_logits
 from test_formats_in import edit_config
 from test_invariance import arriving, requests
-from tiny_models import MIXTURES, build
+from tiny_models import DISTINCT, MIXTURES, build, in_circles
 from torch import Tensor
 from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
@@ -50,7 +50,7 @@ def chosen(output: tuple[Tensor, ...]) -> Tensor:
     return output[2].sort(-1).values if len(output) == 3 else output[0].argmax(-1, keepdim=True)
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", in_circles(MIXTURES, DISTINCT))
 def test_routers_choose_as_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     oracle, expected, mine = dequantized(build(name, tmp_path / "model"), tmp_path / "model"), [], []
     for module in oracle.modules():

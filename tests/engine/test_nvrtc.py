@@ -76,7 +76,8 @@ def compiled(architecture: int) -> tuple[bytes, str]:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", [COMPILED[0], pytest.param(COMPILED[1], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", COMPILED)
 def test_kernels_have_the_room_that_they_need(architecture: int) -> None:
     """Registers, and shared memory: no more than any card gives a block without being asked."""
     library = nvrtc.find_nvrtc(architecture)
@@ -104,6 +105,18 @@ def num_threads(name: str) -> int:
 
 
 @needs_nvrtc
+def test_the_compiler_understands_all_kernels() -> None:
+    """Its first half, which takes half a second; machine code takes half a minute."""
+    library = nvrtc.find_nvrtc(61)
+    assert library is not None
+    options = (*nvrtc.OPTIONS, "--fdevice-syntax-only")
+    library.compile_with_log(nvrtc.source(), "compute_61", options)
+    with pytest.raises(ConfigError, match=r"elementwise\.cu"):
+        library.compile_with_log(nvrtc.source().replace("float ", "flaot ", 1), "compute_61", options)
+
+
+@needs_nvrtc
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", COMPILED)
 def test_compiles_to_machine_code(architecture: int) -> None:
     image, _ = compiled(architecture)

@@ -10,24 +10,16 @@ import pytest
 from drafters import Forest, Oracle
 from pretended_card import PretendedCard, engines, missing
 from test_convert import Ids
-from tiny_models import DISTINCT, RECURRENT, build
+from tiny_models import DISTINCT, RECURRENT, build, in_circles
 
 from penstock.config import EngineConfig
 from penstock.engine import Engine
 from penstock.generation.requests.generation_request import SamplingParams
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
-QUICK = ("LFM2", "Bamba")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow)
-        for each in DISTINCT
-        if each in RECURRENT
-    ],
-)
+@pytest.mark.parametrize("name", in_circles([each for each in DISTINCT if each in RECURRENT], ["LFM2"]))
 def test_layers_may_lie_anywhere(name: str, tmp_path: Path, card: PretendedCard) -> None:
     made, folder = tmp_path / "made", tmp_path / "model"
     made.mkdir()
@@ -46,9 +38,8 @@ def test_layers_may_lie_anywhere(name: str, tmp_path: Path, card: PretendedCard)
     assert not card.races.found
 
 
-@pytest.mark.parametrize(
-    "name", ["LFM2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("Bamba", "Qwen3-Next"))]
-)
+@pytest.mark.slow  # test_guesses_on_a_card.py has a hybrid in the inner circle
+@pytest.mark.parametrize("name", ["LFM2", "Bamba", "Qwen3-Next"])
 def test_guesses_change_no_bit(name: str, tmp_path: Path, card: PretendedCard) -> None:
     """Right and wrong ones, in trees: what was right is replayed on the card."""
     build(name, tmp_path)

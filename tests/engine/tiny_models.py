@@ -3,10 +3,12 @@ which transformers lacks, has a twin of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import minicpm_twin
+import pytest
 import torch
 import transformers
 
@@ -552,8 +554,20 @@ WHOLE = (
     "Ministral 3", "GPT-2", "GPT-BigCode", "GPT-Neo", "MPT, clip", "OPT, norms behind, narrow embedding",
     "XGLM", "BLOOM, 6 heads", "Falcon, groups", *(name for name in DISTINCT if name in RECURRENT),
 )  # fmt: skip
+#: Of these, the inner circle of tests takes what other tests than logits and company try with DISTINCT: one
+#: for each kind of positions, norms, routers, states and order of a layer.
+FEW = (
+    "Llama", "Phi-3, rope longrope", "Qwen2-MoE", "DeepSeek V2", "gpt-oss", "Gemma 3n", "GPT-2", "MPT, clip",
+    "OPT, norms behind, narrow embedding", "BLOOM, 6 heads", "Falcon, groups", "Cohere 2", "LFM2", "Bamba",
+    "Qwen3-Next", "Kimi Linear",
+)  # fmt: skip
 #: Kinds whose classes end so, and not in ForCausalLM.
 LM_HEAD_MODELS = ("CTRL", "GPT2", "OpenAIGPT")
+
+
+def in_circles(names: Sequence[str], inner: Sequence[str] = FEW) -> list[Any]:
+    """Cases of a test, of which those outside `inner` run in the outer circle."""
+    return [name if name in inner else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def build(name: str, folder: Path, **overrides: Any) -> transformers.PreTrainedModel:
