@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -132,6 +133,15 @@ def sources(root: Path, package: str) -> list[Path]:
 ALL = [(path, ROOT / "engine") for path in sources(ROOT / "engine", "penstock")] + [
     (path, ROOT / "server") for path in sources(ROOT / "server", "penstock_server")
 ]
+
+
+def test_the_overview_has_the_engines_rooms_in_their_order() -> None:
+    """In docs/internals/overview.md `<` stands between two levels."""
+    order = re.search(r"^`errors .*?(?=\n\n)", (ROOT / "docs/internals/overview.md").read_text(), re.M | re.S)
+    assert order is not None
+    told = [set(re.findall(r"\w+", level)) for level in order[0].split("<")]
+    own = [{room[len("penstock.") :] for room in level if room.startswith("penstock.")} for level in LEVELS]
+    assert told == [level for level in own if level and level != {"__main__"}]
 
 
 @pytest.mark.parametrize(("path", "root"), ALL, ids=lambda value: str(value.relative_to(ROOT)))

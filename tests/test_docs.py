@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -65,6 +66,27 @@ def test_pages_are_short() -> None:
     long = {name: size for name, size in sizes.items() if size > 12 << 10 and "docs/reference/" not in name}
     assert not long
     assert sum(sizes.values()) <= 330 << 10
+
+
+INSIDE = sorted((ROOT / "docs" / "internals").rglob("*.md"))
+#: A file by its name, with folders before it or without, or a folder.
+NAMED = r"`([\w-][\w./-]*(?:\w\.(?:py|c|h|cu|cpp|js|json|md)|/))`"
+
+
+@functools.cache
+def paths() -> tuple[str, ...]:
+    """Of files and folders from the top folder on; those of folders end with a slash."""
+    folders = [ROOT / name for name in ("clients", "docker", "docs", "engine", "server", "tests")]
+    found = [*ROOT.glob("*.*"), *folders, *(path for folder in folders for path in folder.rglob("*"))]
+    return tuple(f"/{path.relative_to(ROOT)}{'/' * path.is_dir()}" for path in found)
+
+
+@pytest.mark.parametrize("page", INSIDE, ids=lambda page: page.name)
+def test_pages_of_the_inside_name_files_that_are_there(page: Path) -> None:
+    """By the ends of their paths: a file that moved to another folder is named there."""
+    ends = [f"/{name}" for name in re.findall(NAMED, page.read_text())]
+    missing = [end for end in ends if not any(path.endswith(end) for path in paths())]
+    assert not missing, f"{page.relative_to(ROOT)} names {missing}, which are not there"
 
 
 def has_machine(text: str) -> bool:
