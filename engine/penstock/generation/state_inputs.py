@@ -23,8 +23,9 @@ class StateInputs(NamedTuple):
     @classmethod
     def of(cls, batch: Batch, firsts: List[int]) -> StateInputs:
         """The first of each sequence's rows in the step are `firsts`."""
-        if any(item.sequence.state_slot is None for item in batch.scheduled):
-            return cls()
+        for item in batch.scheduled:  # all have a state, or none has one
+            if item.sequence.state_slot is None:
+                return cls()
         if any(item.guess_rows or item.replayed for item in batch.scheduled):
             return cls(guessed=_guessed(batch.scheduled, firsts))
         return cls(_slots(batch.scheduled, firsts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -336,7 +336,9 @@ class BatchLayout:
 
     def tensors(self) -> list[Tensor]:
         """All tensors, also those inside of its parts, in an order of their own."""
-        return list(_tensors_in(self))
+        found = list[Tensor]()
+        _add_tensors(self, found)
+        return found
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> BatchLayout:
         """The layout with others in place of tensors(), in their order."""
@@ -452,26 +454,32 @@ class AttentionSpec:
         )  # fmt: skip
 
 
-def _tensors_in(operand: Any) -> Iterator[Tensor]:
-    """The tensors of a dataclass and of the dataclasses inside of it."""
-    for field in fields(operand):
-        value = getattr(operand, field.name)
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Of a dataclass; () of other types. Each step asks for them."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+
+
+def _add_tensors(operand: Any, found: list[Tensor]) -> None:
+    """Add the tensors of a dataclass and of the dataclasses inside of it."""
+    for name in _field_names(operand.__class__):
+        value = getattr(operand, name)
         if isinstance(value, Tensor):
-            yield value
-        elif is_dataclass(value):
-            yield from _tensors_in(value)
+            found.append(value)
+        elif value is not None:
+            _add_tensors(value, found)
 
 
 def _with_tensors(operand: Any, others: Iterator[Tensor]) -> Any:
-    """The dataclass with others in place of _tensors_in(), in their order."""
+    """The dataclass with others in place of _add_tensors(), in their order."""
     values = {}
-    for field in fields(operand):
-        value = getattr(operand, field.name)
+    for name in _field_names(operand.__class__):
+        value = getattr(operand, name)
         if isinstance(value, Tensor):
             value = next(others)
-        elif is_dataclass(value):
+        elif _field_names(value.__class__):
             value = _with_tensors(value, others)
-        values[field.name] = value
+        values[name] = value
     return type(operand)(**values)
 
 

@@ -111,9 +111,11 @@ class PlainInlet:
     """Brings a step's inputs to where it is computed, tensor by tensor: the plain twin of CudaInlet."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device, self._is_host = device, device.type == "cpu"
 
     def bring(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        if self._is_host:
+            return list(tensors)
         return [tensor.to(self._device, non_blocking=True) for tensor in tensors]
 
 

@@ -104,13 +104,18 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def refused_texts() -> Iterator[None]:
-    """Raises RequestError for what a tokenizer raises over a text. A panic of the package tokenizers is no
-    Exception."""
+    """Raises RequestError for what a tokenizer raises over a text."""
     try:
         yield
-    except (PenstockError, MemoryError):
+    except PenstockError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not is_about_a_text(error):
             raise
         raise RequestError(f"the model's tokenizer can't read this text: {error}") from error
+
+
+def is_about_a_text(error: BaseException) -> bool:
+    """Whether a tokenizer raised this over a text. A panic of the package tokenizers is no Exception."""
+    is_known = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+    return is_known and not isinstance(error, MemoryError)

@@ -134,15 +134,16 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids. Bytes that are not UTF-8 become U+FFFD. Spaces stay as they are. Ids that the
         tokenizer does not have give no text: models pad their vocabulary."""
-        from penstock.text.foreign_rules import refused_texts
-
         known = [token_id for token_id in token_ids if token_id in self._known_ids]
-        try:
-            with refused_texts():
-                text: str = self.backend.decode(
-                    known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-                )
-        except RequestError:  # an error here would end the engine
+        try:  # each token of each sequence comes here
+            text: str = self.backend.decode(
+                known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        except BaseException as error:  # an error here would end the engine
+            from penstock.text.foreign_rules import is_about_a_text
+
+            if not is_about_a_text(error):
+                raise
             skipped = self.special_token_ids if skip_special_tokens else frozenset()
             pieces = [self.token_bytes(token_id) for token_id in known if token_id not in skipped]
             text = b"".join(pieces).decode("utf-8", errors="replace")

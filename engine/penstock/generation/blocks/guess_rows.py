@@ -49,7 +49,8 @@ class GuessRows:
     def replay(self, sequence: Sequence) -> tuple[int, ...]:
         """The rows that the step which is being decided replays. It has read them before it writes any."""
         rows = sequence.guess_rows
-        self.forget(sequence)
+        if rows:
+            self.forget(sequence)
         return rows
 
     def forget(self, sequence: Sequence) -> None:
