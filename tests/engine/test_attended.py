@@ -39,7 +39,7 @@ from penstock.kernels.shared.attended import HandedAttention
 from penstock.kernels.shared.crossing import FLOAT_BYTES, HEAD_BYTES, ROUND_FLOATS
 from penstock.memory.cuda_handover import CROSSING_BYTES
 from penstock.memory.cuda_inlet import CudaInlet
-from penstock.memory.planning import planner, splits_in_ram, two_lanes
+from penstock.memory.planning import splits_in_ram, two_lanes
 from penstock.memory.planning.splits_in_ram import AttendsInRam, SpilledKeys, ram_share
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to run the CUDA sources with")
@@ -165,7 +165,7 @@ def test_answers_are_those_of_a_card_with_room_for_all(
         )
         for has_flags, share in ways:
             card.driver.fake_stream_values(has_flags)
-            monkeypatch.setattr(planner, "ram_share", lambda *_, share=share: share)
+            monkeypatch.setattr(splits_in_ram, "ram_share", lambda *_, share=share: share)
             monkeypatch.setattr(two_lanes, "least_splits", lambda *_: 1)
             with load(tmp_path, config, "cuda") as engine:
                 assert engine.generate(asked, params) == expected
@@ -188,7 +188,7 @@ def test_what_the_next_step_moves_and_attends_to_is_known_before(
     """To the byte, while two sequences decode; the time of the step is predicted with these bytes."""
     build("Llama", tmp_path, max_position_embeddings=640)
     monkeypatch.setattr(layer_caches, "GAP_BYTES", 0)
-    monkeypatch.setattr(planner, "ram_share", lambda *_: 0.5)
+    monkeypatch.setattr(splits_in_ram, "ram_share", lambda *_: 0.5)
     monkeypatch.setattr(two_lanes, "least_splits", lambda *_: 1)
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     with engines.card_with_kernels() as card:
