@@ -24,9 +24,11 @@ COMPUTED_GROUP_SIZES = (16, *GROUP_SIZES)
 #: What 8-bit activations cost a real model: its distance from its own weights in float32, measured as
 #: docs/measured/fidelity.md says.
 INT8_ACTIVATIONS_COST = "KL 4.4e-2 from its own weights where int16 has 2e-6, perplexity 3% higher"
-WeightBits = Literal["int8", "int4", "planes"]
-#: Inputs that share a scale in 4 bits, where no number is given.
-INT4_GROUP_SIZE = 64
+WeightBits = Literal["int8", "int4", "int3", "int2", "planes"]
+#: Inputs that share a scale in codes of few bits, where no number is given.
+CODE_GROUP_SIZES: dict[str, int] = {"int4": 64, "int3": 64, "int2": 32}
+#: The numbers that may be given for 3 and 2 bits.
+LOW_GROUP_SIZES = (32, 64)
 ModelImpl = Literal["auto", "penstock", "transformers"]
 SpeculationMode = Literal["auto", "off"]
 Runner = Literal["auto", "generate", "pooling"]
@@ -93,10 +95,12 @@ class EngineConfig:
     activations: Activations = "int16"
     #: Number of inputs that share a scale, for checkpoints that are quantized while they are loaded: 32, 64
     #: or 128; 0: all inputs of an output channel. None: the groups of the files where these have some (GGUF,
-    #: FP8), otherwise one scale per output channel for INT8, and groups of 64 for INT4.
+    #: FP8), otherwise one scale per output channel for INT8, and groups of 64 for INT4 and INT3, 32 for
+    #: INT2.
     group_size: int | None = None
-    #: What unquantized checkpoints become while they are loaded: INT8; or 4 bits in the layers' matrices; or
-    #: INT8 there, whose upper and lower 4 bits lie apart, which can be made of INT8 checkpoints, too.
+    #: What unquantized checkpoints become while they are loaded: INT8; or 4, 3 or 2 bits in the layers'
+    #: matrices; or INT8 there, whose upper and lower 4 bits lie apart, which can be made of INT8 checkpoints,
+    #: too.
     weights: WeightBits = "int8"
     #: The dtype in which K and V are stored: "int8" with a scale for each head of each token.
     kv_dtype: KVDtype = "float16"
@@ -299,9 +303,11 @@ class EngineConfig:
             )
         if self.group_size not in (None, 0, *GROUP_SIZES):
             raise ConfigError(f"group_size is {self.group_size}; choose one of {(0, *GROUP_SIZES)}, or none")
-        if self.group_size == 0 and self.weights == "int4":
+        sizes = GROUP_SIZES if self.weights == "int4" else LOW_GROUP_SIZES
+        if self.weights in CODE_GROUP_SIZES and self.group_size not in (None, *sizes):
             raise ConfigError(
-                f"group_size is 0, and 4 bits need groups of inputs: choose one of {GROUP_SIZES}, or none"
+                f"group_size is {self.group_size}, and weights of {self.weights[3:]} bits need groups of "
+                f"inputs: choose one of {sizes}, or none"
             )
 
     def _check_numbers(self) -> None:

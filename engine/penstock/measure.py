@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import EngineConfig
+from penstock.config import CODE_GROUP_SIZES, EngineConfig
 from penstock.kernel_tuning import KernelTuning
 from penstock.kernels import (
     Kernels,
@@ -67,6 +67,10 @@ PRICED: tuple[WeightFormat, ...] = (
     Int8(32),
     Int8(128),
     Int4(Int4Form(64, OWN_DTYPE, has_steps=True)),
+    *(
+        Int4(Int4Form(CODE_GROUP_SIZES[name], OWN_DTYPE, codebook=name, has_steps=True))
+        for name in ("int3", "int2")
+    ),
     *(Int4(form) for name in ("Q4_0", "Q4_1", "Q4_K", "MXFP4") if (form := BY_NAME[name].form) is not None),
 )
 #: Each of PRICED is measured with these numbers of tokens, and no further round begins after so many seconds.

@@ -17,6 +17,7 @@ from compiled import compiled
 from penstock.kernels import cpu, cpu_builds
 from penstock.kernels.cpu import NativeKernels
 from penstock.kernels.cpu_builds import builds_of
+from penstock.kernels.low_codes import row_bytes
 from penstock.kernels.operands import KV_CODES
 from penstock.kernels.sublayers.partial_results import partial_bytes
 from penstock.spec import INT8, SCALE_BYTES
@@ -48,12 +49,13 @@ def _int8_sizes(a: tuple[Any, ...]) -> Sizes:
 
 
 def _int4_sizes(a: tuple[Any, ...]) -> Sizes:
-    tokens, width, groups, channels = a[2], a[3], a[12], a[14]
-    blocks = channels * (groups // a[11]) * (2 if a[10] else 4)
+    tokens, width, bits, groups, channels = a[2], a[3], a[11], a[13], a[15]
+    blocks = channels * (groups // a[12]) * (2 if a[10] else 4)
     scratch = tokens * (2 * -(-width // 64) * 64 + 8 * groups + 4)
-    return {0: _rows(tokens, a[1], width), 4: channels * width // 2, 5: 16, 6: blocks, 7: blocks,
-            8: channels * groups, 9: channels * groups, 13: 4 * channels, 16: 4 * tokens * channels,
-            17: scratch}  # fmt: skip
+    codes = channels * (width // 2 if bits == 4 else row_bytes(width, bits))
+    return {0: _rows(tokens, a[1], width), 4: codes, 5: 16, 6: blocks, 7: blocks,
+            8: channels * groups, 9: channels * groups, 14: 4 * channels, 17: 4 * tokens * channels,
+            18: scratch}  # fmt: skip
 
 
 def _planes_sizes(a: tuple[Any, ...]) -> Sizes:
@@ -108,7 +110,7 @@ def _attention_sizes(a: tuple[Any, ...]) -> Sizes:
 BUFFERS: dict[str, tuple[Callable[[tuple[Any, ...]], Sizes], set[int]]] = {
     "penstock_read": (lambda a: {0: a[1]}, set()),
     "penstock_int8_linear": (_int8_sizes, {10}),
-    "penstock_int4_linear": (_int4_sizes, {16}),
+    "penstock_int4_linear": (_int4_sizes, {17}),
     "penstock_planes_linear": (_planes_sizes, {12}),
     "penstock_rms_norm": (_norm_sizes, {7}),
     "penstock_layer_norm": (_norm_sizes, {7}),

@@ -25,7 +25,7 @@ from penstock.model.footprint import footprint
 from penstock.model.known_shapes import find_shape
 from penstock.model.registry import find_family
 from penstock.spec import NO_EXPERTS, ExpertFootprint, ModelFootprint
-from penstock.weights.formats.model_formats import in_int4
+from penstock.weights.formats.model_formats import in_codes
 
 GIB = 1 << 30
 MACHINE = HardwareProfile(
@@ -65,7 +65,7 @@ def test_a_product_takes_what_one_with_as_many_rows_was_measured_to_take() -> No
 
 def test_four_bits_save_reading_and_no_arithmetic() -> None:
     family = find_family(config := find_shape("solar-10.7b"))
-    tensors = in_int4(family.model_tensors(family.read_spec(config)), 64)
+    tensors = in_codes(family.model_tensors(family.read_spec(config)), 64)
     size, settings = footprint(family.read_spec(config), tensors), EngineConfig(host_memory_bytes=20 * GIB)
     plan = plan_memory(size, MACHINE, settings)
     for num_tokens, least, most in ((1, 0.5, 0.55), (512, 0.97, 1.0)):

@@ -59,7 +59,7 @@ def test_products_have_the_rates_of_the_kernels(
 
 
 class Slow(Clocked):
-    """Matrices of 4-bit codes take three times as long."""
+    """Matrices of codes take three times as long."""
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         before = self.now_s
@@ -84,7 +84,7 @@ def test_each_format_has_rates_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_p
     for name, rates in found.formats:
         assert [rows for rows, _ in rates] == [2 * tokens for tokens in measure.FORMAT_TOKENS]
         for rows, gbps in rates:
-            seconds = (1e-3 + 2e-6 * rows) * (3 if name.startswith("int4") else 1)
+            seconds = (1e-3 + 2e-6 * rows) * (3 if name.startswith(("int4", "int3", "int2")) else 1)
             assert gbps == pytest.approx(1e-3 / seconds)
     before = kept_rates.read(cache)
     monkeypatch.setattr(measure, "_timed_products", lambda *_: pytest.fail("measured again"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.config import EngineConfig
+from penstock.config import CODE_GROUP_SIZES, EngineConfig
 from penstock.drafters.dflash_drafter import DFlashDrafter
 from penstock.drafters.memory_beside import is_on_card
 from penstock.drafters.mtp_plan import PlannedMTP, begin_head, plan_head, with_waiting
@@ -112,7 +112,7 @@ def open_dflash(folder: Path, config: EngineConfig) -> OpenModel:
     try:
         _, spec = checked_spec(DFlash, checkpoint.config, checkpoint.entries)
         DFlash.check_tensors(checkpoint.entries)
-        group_size = config.group_size if config.weights != "int4" else None
+        group_size = config.group_size if config.weights not in CODE_GROUP_SIZES else None
         tensors, strict = DFlash.model_tensors(spec), not config.ignore_unexpected_tensors
         ends = beside_shared(tensors.embedding), beside_shared(tensors.head)
         own = replace(tensors, embedding=ends[0], head=ends[1], has_logits=False)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.config import EngineConfig
+from penstock.config import CODE_GROUP_SIZES, EngineConfig
 from penstock.drafters.eagle3_drafter import Eagle3Drafter
 from penstock.drafters.mtp_plan import PlannedMTP, begin_head, plan_head, with_waiting
 from penstock.errors import ConfigError
@@ -111,7 +111,7 @@ def open_eagle3(folder: Path, config: EngineConfig) -> OpenModel:
     try:
         _, spec = checked_spec(Eagle3, checkpoint.config, checkpoint.entries)
         checkpoint = Eagle3.separate(checkpoint, spec)
-        group_size = config.group_size if config.weights != "int4" else None
+        group_size = config.group_size if config.weights not in CODE_GROUP_SIZES else None
         tensors, strict = Eagle3.model_tensors(spec), not config.ignore_unexpected_tensors
         store = WeightStore(checkpoint, tensors, not strict, group_size, "int8", False)
         return OpenModel(Eagle3, spec, store)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.config import EngineConfig
+from penstock.config import CODE_GROUP_SIZES, EngineConfig
 from penstock.drafters.draft_model import NUM_KV_TOKENS
 from penstock.drafters.memory_beside import config_beside, is_on_card, machine_beside, plan_beside
 from penstock.drafters.mtp_drafter import MAX_WAITING, MTPDrafter
@@ -51,7 +51,7 @@ class PlannedMTP:
         that can guess (_trouble()) or pays. Raises ConfigError and CapacityError if it is "on", and what
         Engine.load() raises."""
         folder = find_model(model, revision, offline, allow_pickle=config.allow_pickle)
-        group_size = config.group_size if config.weights != "int4" else None
+        group_size = config.group_size if config.weights not in CODE_GROUP_SIZES else None
         opened = open_mtp_head(folder, group_size, config.allow_pickle, config.model_impl, wish_of(config))
         try:
             if trouble := _trouble(opened, config):

@@ -268,13 +268,13 @@ def _int4_linear(library: Any, bits: int, x: Tensor, weight: Int4Tensor, bias: T
     if weight.order is not None:
         x = x[:, weight.order]
     num_tokens, in_features = x.shape
-    codes, scale, minimum, sub_scale, sub_minimum, dtype, per_block, num_groups, out_features = weight.native
+    codes, scale, minimum, sub_scale, sub_minimum, dtype, *sizes, num_groups, out_features = weight.native
     assert num_groups is not None and out_features is not None
     y = torch.empty(num_tokens, out_features)
     scratch = _scratch(num_tokens, in_features, num_groups)
     library.penstock_int4_linear(
         x.data_ptr(), x.stride(0), num_tokens, in_features, codes, CODEBOOK_BYTES[weight.codebook], scale,
-        minimum, sub_scale, sub_minimum, dtype, per_block, num_groups, address(bias), out_features, bits,
+        minimum, sub_scale, sub_minimum, dtype, *sizes, num_groups, address(bias), out_features, bits,
         y.data_ptr(), scratch.data_ptr(),
     )  # fmt: skip
     return y

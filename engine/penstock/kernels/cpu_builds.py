@@ -142,7 +142,7 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_read": (_P, _N, _I, _N),
     "penstock_tune": (_N, _N, _N, _N, _N, _N),
     "penstock_int8_linear": (_P, _N, _N, _N, _P, _P, _N, _P, _N, _I, _P, _P),
-    "penstock_int4_linear": (_P, _N, _N, _N, _P, _P, _P, _P, _P, _P, _I, _N, _N, _P, _N, _I, _P, _P),
+    "penstock_int4_linear": (_P, _N, _N, _N, _P, _P, _P, _P, _P, _P, _I, _I, _N, _N, _P, _N, _I, _P, _P),
     "penstock_planes_linear": (_P, _N, _N, _N, _P, _P, _N, _P, _N, _P, _N, _I, _P, _P),
     "penstock_head_linear": (_P, _N, _N, _N, _N, _P, _P, _N, _N, _N, _N, _I, _I, _P),
     "penstock_rms_norm": (_P, _N, _N, _N, _P, _F, _F, _P),

@@ -17,7 +17,7 @@ class NumbersRecord(ctypes.Structure):
 
     _fields_ = (
         ("scale", _P), ("minimum", _P), ("sub_scale", _P), ("sub_minimum", _P), ("block_groups", _N),
-        ("dtype", _I),
+        ("dtype", _I), ("bits", _I),
     )  # fmt: skip
 
 
@@ -38,8 +38,8 @@ class WeightsRecord(ctypes.Structure):
 
 def token_bytes(in_features: int, num_groups: int) -> int:
     """Bytes of a row of activations as integers, with their sums and scales. The integers are padded to a
-    multiple of 128, and 64 more: row_padding() of linear/products.h."""
-    return 2 * ((in_features + 127) // 128 * 128 + 64) + 8 * num_groups + 4
+    multiple of 256 at most (codes of 3 bits), and 64 more: row_padding() of linear/products.h."""
+    return 2 * ((in_features + 255) // 256 * 256 + 64) + 8 * num_groups + 4
 
 
 def padded_rows(num_rows: int) -> int:

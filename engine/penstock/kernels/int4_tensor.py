@@ -1,5 +1,5 @@
-"""Int4Tensor: a matrix of 4-bit codes, with a scale for each group of inputs. StackedMatrix: matrices of
-several formats, one below the other."""
+"""Int4Tensor: a matrix of 4-bit codes, or of 3 or 2 bits, with a scale for each group of inputs.
+StackedMatrix: matrices of several formats, one below the other."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.expert_records import MatrixRecord, NumbersRecord
+from penstock.kernels.low_codes import CODE_BITS, MOST_STEPS, unpack_low
 from penstock.kernels.operands import MAX_IN_FEATURES, Matrix
 
 #: The integer that each code stands for. "signed" is the usual offset code of symmetric formats. "unsigned"
@@ -26,6 +27,8 @@ CODEBOOKS: dict[str, tuple[int, ...]] = {
     "iq3_xxs": (4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62),
     "iq3_s": (1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15),
     "iq4_nl": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+    "int3": (*range(-4, 4), *(0,) * 8),
+    "int2": (*range(-2, 2), *(0,) * 12),
 }
 #: The same as bytes, for compiled kernels.
 CODEBOOK_BYTES = {name: bytes(value & 255 for value in values) for name, values in CODEBOOKS.items()}
@@ -34,7 +37,8 @@ SCALE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 class _Int4Parts(NamedTuple):
-    #: uint8 [out_features, in_features / 2]: byte i has input 2 i in its low half.
+    #: uint8 [out_features, in_features / 2]: byte i has input 2 i in its low half. Those of "int3" and "int2"
+    #: lie in blocks: low_codes.py.
     codes: Tensor
     scale: Tensor  # float32, float16 or bfloat16 [out_features, num_blocks]
     group_size: int
@@ -54,36 +58,48 @@ class Int4Tensor(_Int4Parts):
     block), times `sub_minimum` where there is one. Where only `sub_minimum` is there, it is the group's zero
     point: the minimum is scale * sub_minimum. Scales of blocks have 16 bits, so that every such product is
     exact in float32.
+
+    Codes of 3 and 2 bits ("int3", "int2") come with `sub_scale` alone, and a row is one block. A step beyond
+    MOST_STEPS counts as that, so that any bytes are a matrix.
     """
 
     @cached_property
     def native(self) -> tuple[int | None, ...]:
         """What compiled kernels of the host take of the matrix: addresses of codes, scale, minimum, sub_scale
-        and sub_minimum, the code of the scales' dtype, groups in a block, groups, out_features. The addresses
-        are asked for once, as those of a QuantizedTensor are."""
+        and sub_minimum, the code of the scales' dtype, bits of a code, groups in a block, groups,
+        out_features. The addresses are asked for once, as those of a QuantizedTensor are."""
         parts = (self.codes, self.scale, self.minimum, self.sub_scale, self.sub_minimum)
         addresses = (None if part is None else part.data_ptr() for part in parts)
         per_block = self.num_groups // self.scale.shape[1]
-        return *addresses, SCALE_CODES[self.scale.dtype], per_block, self.num_groups, self.out_features
+        dtype = SCALE_CODES[self.scale.dtype]
+        return *addresses, dtype, self.bits, per_block, self.num_groups, self.out_features
 
     @cached_property
     def record(self) -> MatrixRecord | None:
         """The same for compiled kernels of experts; None: the columns have an order of their own, or rows are
         too wide for them."""
-        codes, scale, minimum, sub_scale, sub_minimum, dtype, per_block, num_groups, rows = self.native
+        codes, scale, minimum, sub_scale, sub_minimum, dtype, bits, per_block, num_groups, rows = self.native
         in_features = self.shape[1]
         if self.order is not None or in_features > MAX_IN_FEATURES:
             return None
-        numbers = NumbersRecord(scale, minimum, sub_scale, sub_minimum, per_block, dtype)
+        numbers = NumbersRecord(scale, minimum, sub_scale, sub_minimum, per_block, dtype, bits)
         return MatrixRecord(codes, CODEBOOK_BYTES[self.codebook], numbers, num_groups, in_features, rows)
 
     @property
     def shape(self) -> tuple[int, int]:
         """(out_features, in_features)."""
-        return self.codes.shape[0], 2 * self.codes.shape[1]
+        return self.codes.shape[0], self.num_groups * self.group_size
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return CODE_BITS.get(self.codebook, 4)
 
     @property
     def num_groups(self) -> int:
+        if self.bits < 4:
+            assert self.sub_scale is not None
+            return self.sub_scale.shape[1]
         return 2 * self.codes.shape[1] // self.group_size
 
     @property
@@ -116,6 +132,8 @@ class Int4Tensor(_Int4Parts):
         """The integers that the codes stand for: int8 [out_features, in_features], in the order of the
         columns."""
         table = torch.tensor(CODEBOOKS[self.codebook], dtype=torch.int8, device=self.codes.device)
+        if self.bits < 4:
+            return table[unpack_low(self.codes, self.bits, self.shape[1]).int()]
         halves = torch.stack((self.codes & 15, self.codes >> 4), dim=-1)
         return table[halves.flatten(1).int()]
 
@@ -128,7 +146,22 @@ class Int4Tensor(_Int4Parts):
         if self.has_minimum:
             minimum = scale if self.minimum is None else self.minimum.double().repeat_interleave(repeats, 1)
             minimum = minimum if self.sub_minimum is None else minimum * self.sub_minimum
-        return scale if self.sub_scale is None else scale * self.sub_scale, minimum
+        return scale if self.sub_scale is None else scale * self._steps(self.sub_scale), minimum
+
+    def _steps(self, sub_scale: Tensor) -> Tensor:
+        if (most := MOST_STEPS.get(self.bits)) is None:
+            return sub_scale
+        return sub_scale.clamp(-most, most)
+
+    def in_nibbles(self) -> Int4Tensor:
+        """The same matrix in 4 bits, for kernels that know no fewer: the integers of fewer bits are among
+        those of "signed"."""
+        if self.bits == 4:
+            return self
+        codes = (self.integers() + 8).to(torch.uint8)
+        assert self.sub_scale is not None
+        pairs = codes[:, 0::2] | codes[:, 1::2] << 4
+        return Int4Tensor(pairs, self.scale, self.group_size, sub_scale=self._steps(self.sub_scale))
 
     def dequantize(self) -> Tensor:
         """The matrix as float32 [out_features, in_features], the inputs in their own order. Each element

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.config import ModelImpl, WeightBits
+from penstock.config import CODE_GROUP_SIZES, ModelImpl, WeightBits
 from penstock.errors import MALFORMED, CheckpointError, InvalidConfig, UnsupportedModel
 from penstock.goes_with import Feature, check_together
 from penstock.model.config_values import refuse
@@ -185,7 +185,7 @@ def open_model(
     checkpoint = family.separate(checkpoint, spec)
     tensors = family.model_tensors(spec)
     if keeps_mtp and pooling is None:
-        size = group_size if weights != "int4" else None
+        size = group_size if weights not in CODE_GROUP_SIZES else None
         head = _open_head(checkpoint, family, spec, size)
         tensors = replace(tensors, mtp=None if head is None else head.store.tensors)
     store = WeightStore(checkpoint, tensors, ignore_unexpected, group_size, weights, keeps_planes)

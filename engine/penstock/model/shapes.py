@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.config import WeightBits
+from penstock.config import CODE_GROUP_SIZES, WeightBits
 from penstock.model.registry import read_spec
 from penstock.spec import ModelSpec
 from penstock.weights.checkpoints.own_head import TIED_HEAD
@@ -46,7 +46,7 @@ def write_random(
     tensors = planned_tensors(family.model_tensors(spec), config, weights, group_size)
     guessing = family.mtp_spec(spec, None)
     if guessing is not None:
-        own = group_size if weights != "int4" else None
+        own = group_size if weights not in CODE_GROUP_SIZES else None
         tensors = replace(tensors, mtp=planned_tensors(family.model_tensors(guessing), config, "int8", own))
     files = unit_files(tensors)
     total = sum(file.num_bytes for file in files)

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from penstock.config import INT4_GROUP_SIZE, WeightBits
+from penstock.config import CODE_GROUP_SIZES, WeightBits
 from penstock.errors import MALFORMED, ConfigError, InvalidConfig
 from penstock.spec import UnitKey
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.quantized.quantization_config import (
     STEPS_KEY,
     check_quantization,
+    has_low_codes,
     has_mxfp4_experts,
     has_planes,
     int4_group_size,
@@ -33,7 +34,7 @@ from penstock.weights.formats.model_formats import (
     as_stored,
     grouped,
     grouped_to_fit,
-    in_int4,
+    in_codes,
     with_experts_in,
 )
 from penstock.weights.formats.weight_format import Loss
@@ -183,10 +184,10 @@ def planned_tensors(
 
         return with_experts_in(wanted, Int4(Mxfp4.form))
     if names_kinds(config):
-        if weights != "int4" and group_size is None:
+        if weights not in CODE_GROUP_SIZES and group_size is None:
             wanted = as_named(wanted, module_kinds(config), has_steps=bool(config.get(STEPS_KEY)))
     elif packed:
-        wanted = in_int4(
+        wanted = in_codes(
             wanted, packed, has_steps=check_quantization(config) is None or bool(config.get(STEPS_KEY))
         )
     return _as_planes(wanted, config, weights)
@@ -209,22 +210,25 @@ def quantized_tensors(
     UnsupportedModel."""
     own, packed = check_quantization(config), int4_group_size(config)
     if own is None:
-        if weights == "int4":
-            packed = group_size or INT4_GROUP_SIZE
-            return with_whole_groups(in_int4(tensors, packed), "leave out --weights int4")
+        if weights in CODE_GROUP_SIZES:
+            packed = group_size or CODE_GROUP_SIZES[weights]
+            return with_whole_groups(
+                in_codes(tensors, packed, weights=weights), f"leave out --weights {weights}"
+            )
         if group_size:
             return with_whole_groups(grouped(tensors, group_size), "leave out --group-size")
         return tensors
     if (
         group_size not in (None, own, packed or own)
         or (weights == "int4" and not packed)
+        or (weights in ("int3", "int2") and not has_low_codes(config, weights))
         or (weights == "planes" and packed)
     ):
         scales = f"{packed or own} inputs" if packed or own else "output channel"
         raise ConfigError(
-            f"the checkpoint is {'in 4 bits' if packed else 'INT8'} already, with scales per {scales}; "
-            "--weights int4 and --group-size need the unquantized checkpoint from which this one was made, "
-            "--weights planes that one or one in INT8"
+            f"the checkpoint is {'in codes' if packed else 'INT8'} already, with scales per {scales}; "
+            "--weights int4, int3 or int2 and --group-size need the unquantized checkpoint from which this "
+            "one was made, --weights planes that one or one in INT8"
         )
     if len(sizes := int8_group_sizes(config) - {0}) > 1:
         return grouped_to_fit(tensors, sizes)  # as_stored() looks at the scales of each matrix

@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from penstock import Engine, GenerationRequest, SamplingParams
-from penstock.config import INT4_GROUP_SIZE, EngineConfig
+from penstock.config import CODE_GROUP_SIZES, EngineConfig
 from penstock.errors import ConfigError
 from penstock.memory.hardware import HardwareProfile
 from penstock.model.known_shapes import find_shape
@@ -164,7 +164,7 @@ def _random_folder(settings: Settings, shape: str) -> Path:
     kind = (
         ""
         if (weights, group_size or None) == ("int8", None)
-        else f"-{weights}-{group_size or INT4_GROUP_SIZE}"
+        else f"-{weights}-{group_size or CODE_GROUP_SIZES.get(weights, 64)}"
     )
     folder = settings.cache_dir / "shapes" / (shape.lower() + kind)
     if not (folder / "config.json").is_file():

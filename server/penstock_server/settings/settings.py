@@ -309,14 +309,15 @@ class Settings(NodesSettings):
     weights: WeightBits = engine_setting(
         "weights",
         "when a model is quantized: int8; or int4, which keeps the layers' matrices in 4 bits: half the "
-        "bytes, and less exact; or planes: int8 whose upper and lower 4 bits lie apart",
+        "bytes, and less exact; or int3 or int2: fewer bytes, and far less exact; or planes: int8 whose "
+        "upper and lower 4 bits lie apart",
         commands=(*READING, "plan"),
     )
     group_size: int | None = engine_setting(
         "group_size",
         "when a model is quantized: inputs that share a scale (32, 64 or 128; 0: all inputs of an output "
         "channel); default: the groups of the files where these have some (GGUF, FP8), otherwise all inputs "
-        "of an output channel for int8, 64 for int4",
+        "of an output channel for int8, 64 for int4 and int3, 32 for int2",
         commands=(*READING, "plan"),
     )
     model_impl: ModelImpl = engine_setting(

@@ -85,6 +85,7 @@ class CudaGroupedLinear:
         self, x: Tensor, weight: Int4Tensor, bias: Tensor | None, y: Tensor | None = None
     ) -> Tensor:
         """x W^T + bias: [num_tokens, in_features] -> [num_tokens, out_features], in y if it is given."""
+        weight = weight.in_nibbles()  # codes of 3 and 2 bits have no kernels here yet
         if weight.group_size not in GROUP_SIZES:
             return _placed(reference.int4_linear(x, weight, bias, self._activations), y)
         grouped = _Grouped(

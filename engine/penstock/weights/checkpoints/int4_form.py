@@ -1,5 +1,5 @@
-"""Int4Form: how a matrix of 4-bit codes lies in arrays. Readers of checkpoints (packed files of several
-tools) give these arrays, whatever form their files have."""
+"""Int4Form: how a matrix of codes of 4 bits, or of 3 or 2, lies in arrays. Readers of checkpoints (packed
+files of several tools) give these arrays, whatever form their files have."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from torch import Tensor
+
+from penstock.kernels.low_codes import CODE_BITS
 
 if TYPE_CHECKING:
     from penstock.weights.checkpoints.checkpoint import Checkpoint
@@ -32,6 +34,16 @@ class Int4Form:
     is_permuted: bool = False
     #: A row is one block: `scale` has its unit, and the sub-scales are steps (quantize_int4.py).
     has_steps: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return CODE_BITS.get(self.codebook, 4)
+
+    @property
+    def has_scales_for_others(self) -> bool:
+        """Whether files have the scales a second time, for other tools."""
+        return self.has_steps and self.bits == 4
 
     @property
     def has_sub_scale(self) -> bool:

@@ -2,8 +2,9 @@
 read at once.
 
 The folder is a Hugging Face folder in compressed-tensors' layouts: `int-quantized` for INT8, `pack-quantized`
-for INT4. The last file, config.json, makes the folder a model; until then `penstock.json` tells what is done,
-and the next run goes on there. A file has its real name only when all of it is on the disk.
+for INT4, and layouts of our own for codes of other forms. The last file, config.json, makes the folder a
+model; until then `penstock.json` tells what is done, and the next run goes on there. A file has its real name
+only when all of it is on the disk.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from penstock.weights.conversion.torch_threads import torch_threads
 from penstock.weights.conversion.unit_files import StoredUnit, UnitFile, unit_files
 from penstock.weights.conversion.unit_writer import UnitWriter
 from penstock.weights.formats.int4_format import Int4
-from penstock.weights.formats.model_formats import has_int4, has_planes
+from penstock.weights.formats.model_formats import code_names, has_int4, has_planes
 from penstock.weights.formats.stacked_format import has_steps, in_one_format
 from penstock.weights.formats.weight_format import rows_of_parts
 from penstock.weights.store import WeightStore
@@ -72,7 +73,7 @@ def convert(
     started = time.perf_counter()
     converted_config(store)  # raises before anything is written
     way = {"group_size": store.tensors.group_size, "rounding": rounding.name if rounding else None}
-    way |= {"weights": "int4"} if has_int4(store.tensors) else {}
+    way |= {"weights": code_names(store.tensors)} if has_int4(store.tensors) else {}
     way |= {"scales": "steps"} if any(map(has_steps, store.tensors.multiplied)) else {}
     way |= {"weights": "planes"} if has_planes(store.tensors) else {}
     source, files = manifests.source_of(store.checkpoint, way), unit_files(converted_tensors(store))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.weights.checkpoints.own_head import HEAD, TIED_HEAD
+from penstock.weights.checkpoints.quantized.module_kinds import any_expert
 from penstock.weights.checkpoints.quantized.quantization_config import CODES, PLANES, STEPS_KEY
 from penstock.weights.formats.int4_format import WORD_ROWS, Int4
 from penstock.weights.formats.model_formats import has_planes
@@ -153,14 +154,30 @@ def codes_config(tensors: ModelTensors) -> dict[str, Any]:
     for kind in kinds:
         if not isinstance(kind, Int4 | Int8 | Floats):
             _scheme(kind)
-    return {
+    return low_formats(tensors) | {
         "penstock": CODES,
         "version": 1,
         "group_size": max(kind.group_size for kind in kinds if isinstance(kind, Int4)),
         "int8_group_sizes": sorted({kind.group_size for kind in kinds if isinstance(kind, Int8)}),
         "arrays": "the fields of a matrix of 4-bit codes, each as NAME_field; NAME_packed has the codes, "
-        "NAME_mxfp4, NAME_iq4_nl and others codes that stand for numbers of a table; eight codes in a word",
+        "NAME_mxfp4, NAME_iq4_nl and others codes that stand for numbers of a table; eight codes in a word. "
+        "NAME_int3_64 has codes of 3 bits in groups of 64, in blocks of 256 inputs",
     }
+
+
+def low_formats(tensors: ModelTensors) -> dict[str, Any]:
+    """Which modules are in our own codes, where some have fewer bits than 4: low_codes() reads it. Other
+    matrices are INT8. {}: none has fewer bits."""
+    found = dict[str, list[str]]()
+    for tensor in _matrices(tensors):
+        kind = tensor.format
+        if isinstance(kind, Int4) and kind.form.has_steps:
+            name = "int4" if kind.form.bits == 4 else kind.form.codebook
+            modules = [any_expert(_module(part)) for part in tensor.parts]
+            found.setdefault(f"{name}/{kind.group_size}", []).extend(modules)
+    if all(name.startswith("int4/") for name in found):
+        return {}
+    return {"formats": {name: list(dict.fromkeys(modules)) for name, modules in sorted(found.items())}}
 
 
 class _Kept(NamedTuple):

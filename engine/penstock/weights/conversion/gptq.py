@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import Int4Tensor, QuantizedTensor
-from penstock.weights.checkpoints.quantized.nibbles import pack
 from penstock.weights.quantize import WEIGHT_LIMIT, quantize
-from penstock.weights.quantize_int4 import HIGHEST, LOWEST, choose_scales, row_steps
+from penstock.weights.quantize_int4 import CODES, choose_scales, row_steps
 
 #: Columns whose errors are carried to the others at once: many small updates become one product.
 BLOCK = 128
@@ -89,14 +88,17 @@ def compensate_int8(weight: Tensor, turns: Turns, out: QuantizedTensor) -> None:
 
 
 def compensate_int4(weight: Tensor, turns: Turns, out: Int4Tensor) -> None:
-    """4-bit codes of [num_rows, in_features] into `out`. Raises ValueError."""
-    size = out.group_size
-    rows = row_steps(weight.float(), size)
+    """Codes of [num_rows, in_features] into `out`, of as many bits as `out` has. Raises ValueError."""
+    size, code = out.group_size, CODES[out.codebook]
+    rows = row_steps(weight.float(), size, code)
     grid = Grid(
-        LOWEST, HIGHEST, size, lambda left, group: choose_scales(left, size, rows, group)[:, 0].float()
+        code.lowest,
+        code.highest,
+        size,
+        lambda left, group: choose_scales(left, size, rows, group, code)[:, 0],
     )
     integers, scales = _compensate(weight, turns, grid)
-    out.codes.copy_(pack((integers - LOWEST).to(torch.uint8)))
+    out.codes.copy_(code.pack((integers - code.lowest).to(torch.uint8)))
     assert out.sub_scale is not None
     out.scale.copy_(rows.unit)
     out.sub_scale.copy_(rows.steps(scales))

@@ -158,9 +158,9 @@ def _padding(expert: Unit) -> tuple[TensorSpec, ...]:
 
 
 def _in_steps(tensors: Iterable[TensorSpec]) -> Iterator[tuple[TensorSpec, Int4]]:
-    """The matrices that have units and steps, each with its format."""
+    """The matrices whose scales are there for other tools, each with its format."""
     for own in (own for tensor in tensors for own in in_one_format(tensor)):
-        if isinstance(own.format, Int4) and own.format.form.has_steps:
+        if isinstance(own.format, Int4) and own.format.form.has_scales_for_others:
             yield own, own.format
 
 

@@ -1,4 +1,4 @@
-"""Int4: the weight format of matrices with 4-bit codes."""
+"""Int4: the weight format of matrices with codes of 4 bits, or of 3 or 2."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from penstock.errors import WrongTensor
 from penstock.kernels import Int4Tensor
 from penstock.kernels.int4_tensor import CODEBOOKS
+from penstock.kernels.low_codes import row_bytes
 from penstock.weights.checkpoints.int4_form import Int4Form
 from penstock.weights.checkpoints.quantized import codes
 from penstock.weights.checkpoints.quantized.nibbles import pack_rows, unpack_rows, words_form
@@ -27,7 +28,7 @@ from penstock.weights.formats.weight_format import (
     quantized,
     rows_of_parts,
 )
-from penstock.weights.quantize_int4 import MOST_STEPS, Int4RowQuantizer, quantize_int4
+from penstock.weights.quantize_int4 import CODES, Int4RowQuantizer, quantize_int4
 from penstock.weights.tensor_quantizer import TensorQuantizer
 from penstock.weights.tensor_source import TensorSource, is_transposed
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 #: What follows a weight's name in the files of those who pack 4 bits (compressed-tensors, converted folders).
 _ENDINGS = (
     "_packed", "_shape", "_zero_point", "_g_idx", UNITS, STEPS, *codes.FIELDS, *codes.TABLES.values(),
+    *codes.LOW.values(),
 )  # fmt: skip
 #: The form of matrices that Penstock quantizes itself: of each group size, one.
 OWN_DTYPE = "BF16"
@@ -48,8 +50,9 @@ WORD_ROWS = 8
 
 @dataclass(frozen=True)
 class Int4:
-    """4-bit codes with a scale per group of inputs. Matrices of a floating dtype are quantized while they are
-    read, where the form is that of our own quantization (symmetric, units in bfloat16, and steps)."""
+    """Codes of 4 bits, or of 3 or 2, with a scale per group of inputs. Matrices of a floating dtype are
+    quantized while they are read, where the form is that of our own quantization (symmetric, units in
+    bfloat16, and steps)."""
 
     form: Int4Form
     is_matrix: ClassVar[bool] = True
@@ -58,6 +61,8 @@ class Int4:
 
     @property
     def name(self) -> str:
+        if self.form.bits < 4:
+            return f"{self.form.codebook}, groups of {self.form.group_size}"
         kind = "" if self.form.codebook in ("signed", "unsigned") else f" {self.form.codebook}"
         kind += {"none": "", "zero_points": " with zero points", "numbers": " with minima"}[self.form.minima]
         return f"int4{kind}, groups of {self.form.group_size}"
@@ -90,8 +95,10 @@ class Int4:
         return *found, self._codes(shape)
 
     def _codes(self, shape: tuple[int, ...]) -> Component:
-        """int32 words of eight codes, as compressed-tensors has them; their bytes are pairs of codes."""
-        rows, words = shape[0], shape[1] // 8
+        """int32 words of eight codes, as compressed-tensors has them; their bytes are pairs of codes. Those
+        of fewer bits lie as low_codes.py says."""
+        bits = self.form.bits
+        rows, words = shape[0], row_bytes(shape[1], bits) // 4 if bits < 4 else shape[1] // 8
         return Component(codes.ending(self.form), "I32", (rows, words), (words,))
 
     def scales(self, shape: tuple[int, ...]) -> Component:
@@ -173,7 +180,7 @@ class Int4:
         return exact  # the entry has made floats of the codes
 
     def from_rows(self, rows: Tensor) -> Int4Tensor:
-        return quantize_int4(rows, self.group_size)
+        return quantize_int4(rows, self.group_size, CODES[self.form.codebook])
 
     def fill_random(self, arrays: Sequence[Tensor], generator: torch.Generator) -> None:
         matrix = self.operand(arrays)
@@ -183,7 +190,8 @@ class Int4:
                 array.fill_(value)
         if matrix.order is not None:
             matrix.order.copy_(torch.randperm(matrix.shape[1], generator=generator))
-        spread = float(torch.tensor(CODEBOOKS[self.form.codebook]).double().std())
+        integers = CODEBOOKS[self.form.codebook][: 1 << self.form.bits]
+        spread = float(torch.tensor(integers).double().std())
         usual = 1 / (spread * matrix.shape[1] ** 0.5)
         matrix.scale.fill_(usual)
         if self.form.codebook == "mxfp4":  # powers of two, of which the largest is usual
@@ -191,14 +199,16 @@ class Int4:
             matrix.scale.mul_(2.0 ** round(math.log2(2 * usual)))
         if self.form.has_steps:
             assert matrix.sub_scale is not None
-            matrix.scale.fill_(2.0 ** round(math.log2(usual / MOST_STEPS)))
-            matrix.sub_scale.random_(MOST_STEPS // 2, MOST_STEPS + 1, generator=generator)
-            matrix.sub_scale[:, 0] = MOST_STEPS
+            most = CODES[self.form.codebook].most_steps
+            matrix.scale.fill_(2.0 ** round(math.log2(usual / most)))
+            matrix.sub_scale.random_(most // 2, most + 1, generator=generator)
+            matrix.sub_scale[:, 0] = most
 
 
 def _is_own(form: Int4Form) -> bool:
     """Whether Penstock quantizes matrices to this form itself."""
-    return form == Int4Form(form.group_size, OWN_DTYPE, has_steps=True)
+    own = form.codebook if form.bits < 4 else "signed"
+    return form == Int4Form(form.group_size, OWN_DTYPE, codebook=own, has_steps=True)
 
 
 def _has_words(form: Int4Form, shape: tuple[int, ...]) -> bool:

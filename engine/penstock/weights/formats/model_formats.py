@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.config import GROUP_SIZES
 from penstock.kernels import Int4Tensor
+from penstock.kernels.low_codes import CODE_BITS
 from penstock.weights.checkpoints.int4_form import Int4Form
-from penstock.weights.formats.stacked_format import stored_format
+from penstock.weights.formats.stacked_format import in_one_format, stored_format
 from penstock.weights.formats.weight_format import WeightFormat
 from penstock.weights.tensor_source import TensorSource
 from penstock.weights.tensors import ModelTensors, TensorSpec
@@ -27,8 +28,15 @@ def has_planes(tensors: ModelTensors) -> bool:
 
 
 def has_int4(tensors: ModelTensors) -> bool:
-    """Whether a matrix is kept in 4 bits."""
+    """Whether a matrix is kept in codes of 4 bits, or of 3 or 2."""
     return any(Int4Tensor in tensor.format.operand_types for tensor in tensors.multiplied)
+
+
+def code_names(tensors: ModelTensors) -> str:
+    """How many bits the codes of a model have: "int4", or "int2 + int3"."""
+    kinds = (own.format for tensor in tensors.multiplied for own in in_one_format(tensor))
+    names = {kind.name.partition(",")[0].split()[0] for kind in kinds if Int4Tensor in kind.operand_types}
+    return " + ".join(sorted(names))
 
 
 def grouped(tensors: ModelTensors, group_size: int) -> ModelTensors:
@@ -52,13 +60,17 @@ def grouped_to_fit(tensors: ModelTensors, group_sizes: set[int]) -> ModelTensors
     return _with_formats(tensors, unit=group, head=group)
 
 
-def in_int4(tensors: ModelTensors, group_size: int, has_steps: bool = True) -> ModelTensors:
-    """The same model with 4-bit codes in its units' matrices; embedding and head stay INT8. `has_steps`: as
-    Penstock quantizes them itself."""
+def in_codes(
+    tensors: ModelTensors, group_size: int, has_steps: bool = True, weights: str = "int4"
+) -> ModelTensors:
+    """The same model with codes of 4 bits ("int4"), or of 3 or 2, in its units' matrices; embedding and head
+    stay INT8. `has_steps`: as Penstock quantizes them itself."""
     from penstock.weights.formats.int4_format import Int4
 
+    form = Int4Form(group_size, codebook="signed" if weights == "int4" else weights, has_steps=has_steps)
+
     def pack(tensor: TensorSpec) -> WeightFormat:
-        return Int4(Int4Form(group_size, has_steps=has_steps)) if tensor.is_matrix else tensor.format
+        return Int4(form) if tensor.is_matrix else tensor.format
 
     return _with_formats(tensors, unit=pack)
 
@@ -75,7 +87,7 @@ def as_named(tensors: ModelTensors, kind_of: KindOf, has_steps: bool) -> ModelTe
 
 
 def _kept_format(tensor: TensorSpec, kind: Kind, has_steps: bool) -> WeightFormat:
-    if kind.name in ("int4", "mxfp4", "nvfp4"):
+    if kind.name in ("int4", "mxfp4", "nvfp4", "int3", "int2"):
         return _kept_int4(kind, has_steps)
     size = kind.group_size
     if kind.name == "fp8" and not size:
@@ -86,7 +98,7 @@ def _kept_format(tensor: TensorSpec, kind: Kind, has_steps: bool) -> WeightForma
 
 
 def _kept_int4(kind: Kind, has_steps: bool) -> WeightFormat:
-    """4-bit codes, by the name of their kind."""
+    """Codes of 4 bits, or of 3 or 2, by the name of their kind."""
     from penstock.weights.formats.int4_format import Int4
 
     if kind.name == "mxfp4":
@@ -97,6 +109,8 @@ def _kept_int4(kind: Kind, has_steps: bool) -> WeightFormat:
         from penstock.weights.checkpoints.quantized.nvfp4 import Nvfp4
 
         return Int4(Nvfp4.form)
+    if kind.name in CODE_BITS:
+        return Int4(Int4Form(kind.group_size, codebook=kind.name, has_steps=True))
     largest = max(GROUP_SIZES)
     return Int4(Int4Form(min(kind.group_size or largest, largest), has_steps=has_steps))
 
@@ -112,6 +126,11 @@ def with_experts_in(tensors: ModelTensors, kind: WeightFormat) -> ModelTensors:
         for stack in tensors.stacks
     )
     return replace(tensors, stacks=stacks)
+
+
+def with_matrices_in(tensors: ModelTensors, formats: Mapping[TensorSpec, WeightFormat]) -> ModelTensors:
+    """The same model with some matrices of its units in these formats."""
+    return _with_formats(tensors, unit=lambda tensor: formats.get(tensor, tensor.format))
 
 
 def as_stored(tensors: ModelTensors, source: TensorSource, keeps_groups: bool = True) -> ModelTensors:

@@ -110,9 +110,10 @@ def in_one_format(tensor: TensorSpec) -> list[TensorSpec]:
 
 
 def has_steps(tensor: TensorSpec) -> bool:
-    """Whether a matrix, or a part of it, has units and steps: as Penstock quantizes to 4 bits."""
+    """Whether a matrix, or a part of it, has units and steps, and scales for other tools: as Penstock
+    quantizes to 4 bits."""
     kinds = (own.format for own in in_one_format(tensor))
-    return any(isinstance(kind, Int4) and kind.form.has_steps for kind in kinds)
+    return any(isinstance(kind, Int4) and kind.form.has_scales_for_others for kind in kinds)
 
 
 def stored_format(tensor: TensorSpec, source: TensorSource, keeps_groups: bool = True) -> WeightFormat:

@@ -9,8 +9,8 @@
  * are the bytes lo alone. */
 #pragma once
 
-/* Sums of so many inputs, each at most 15 * 15 * 128 (a code, a step and a byte), fit 32 bits together with what they
- * begin with in codes_stepped.h (at most 8 * 15 * 255 for each of 1024 groups). */
+/* Sums of so many inputs, each at most 15 * 15 * 128 (a code, a step and a byte; 7 * 31 * 128 with 3 bits), fit 32 bits
+ * together with what they begin with in codes_stepped.h (at most 8 * 15 * 255 for each of 1024 groups). */
 enum { BYTE_BLOCK = 64, MOST_BYTE_INPUTS = 1 << 16 };
 
 /* The most tokens, with 16-bit activations, for which stepped codes are multiplied as bytes. A build without panels has
@@ -25,6 +25,7 @@ static bool takes_bytes(const linear *l, int64_t num_tokens, int64_t in_features
     const bool has_blocks = (size == 32 || size == 64 || size == 128) && in_features % BYTE_BLOCK == 0;
     if (!(l->kind == INT4 || l->has_small_table) || !has_blocks || n == 1 || in_features > MOST_BYTE_INPUTS)
         return false;
+    if (is_low(l) && n > MOST_STEPPED_GROUPS) return false;
     if (activation_bits == 8) return is_stepped || num_tokens <= 4;
     return num_tokens <= (is_stepped ? STEPPED_AS_BYTES : size == 128 ? 4 : 2);
 }

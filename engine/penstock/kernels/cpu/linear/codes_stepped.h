@@ -96,9 +96,26 @@ INLINE bool find_kept_steps(const linear *l, channel_steps *own, int64_t place, 
     return have;
 }
 
+/* The same of codes of 3 or 2 bits. A step beyond the largest counts as that. */
+INLINE void find_low_steps(const linear *l, channel_steps *own, int64_t place, int64_t column, int64_t channels) {
+    const int64_t n = l->num_groups;
+    const int most = most_low_steps(l->numbers.bits);
+    const int8_t *kept = l->numbers.sub_scale + column * n;
+    for (int64_t i = 0; i < channels; i++, kept += n) {
+        uint16_t *restrict at = own->at[place + i];
+        for (int64_t g = 0; g < n; g++) at[g] = (uint16_t)(int16_t)MAX(-most, MIN(kept[g], most));
+        memset(at + n, 0, 31 * sizeof *at);
+    }
+    widen(l->numbers.scale, l->numbers.dtype, column, channels, own->units + place);
+}
+
 /* The steps of some channels, at `place` and behind it among those of the thread. False: some have none. */
 INLINE bool find_panel_steps(const linear *l, int64_t place, int64_t column, int64_t channels) {
     channel_steps *own = own_steps();
+    if (is_low(l)) {
+        find_low_steps(l, own, place, column, channels);
+        return true;
+    }
     if (is_one_block(l)) return find_kept_steps(l, own, place, column, channels);
     const int64_t n = l->num_groups, readable = (l->out_features - column) * n;
     const uint16_t *scales = (const uint16_t *)l->numbers.scale + column * n; /* of bfloat16 */
@@ -167,7 +184,7 @@ typedef struct {
 #define CLEAR_CHANNEL(R, j) TOKENS_##R(CLEAR_STEPPED, j)
 #define BEGIN_CHANNEL(R, j)                                                                        \
     {                                                                                              \
-        const __m256i eight = _mm256_slli_epi16(load_words(at + j * apart + h), SIGNED_BITS);      \
+        const __m256i eight = _mm256_slli_epi16(load_words(at + j * apart + h), of_bits - 1);      \
         TOKENS_##R(BEGIN_STEPPED, j)                                                               \
     }
 #define STEPPED_CHANNEL(R, j)                                                                      \
@@ -203,7 +220,7 @@ INLINE void fetch_pairs(code_fetch fetch, int channels, bool has_streams, int64_
 typedef void (*stepped_fn)(const stepped_pairs *p, vec4 *sums);
 #define DEFINE_STEPPED(name, R, C, of_size, of_split)                                              \
     NOINLINE void name##_##R##_##of_size##_##of_split(const stepped_pairs *p, vec4 *sums) {        \
-        enum { size = of_size, is_split = of_split, has_streams = IS_##name };                     \
+        enum { of_bits = 4, size = of_size, is_split = of_split, has_streams = IS_##name };        \
         const int64_t x_block = is_split ? 2 * BYTE_BLOCK : BYTE_BLOCK, at_once = size == 32 ? 2 : 1; \
         const int64_t bytes = at_once * size / 2, stride = p->stride, row_bytes = p->row_bytes;    \
         const int64_t apart = has_streams ? p->apart : stride ? PLACES : 0, g_end = p->g_end;      \
@@ -241,7 +258,9 @@ static const stepped_fn stepped_tiles[STEPPED_TOKENS][3][2] = {STEPPED_OF(steppe
                                                                STEPPED_OF(stepped, 3), STEPPED_OF(stepped, 4)};
 static const stepped_fn stream_tiles[3][2] = STEPPED_OF(streams, 1);
 
-/* Of some tokens, what SIGNED_CODES * step is multiplied by for each group: the negative sum of its activations, in
+#include "codes_low.h"
+
+/* Of some tokens, what SIGNED_CODES * step (of fewer bits, their zero times the step) is multiplied by for each group: the negative sum of its activations, in
  * parts that fit 16 bits, low + 256 high (of 8-bit activations, low alone). */
 static _Thread_local int16_t zero_parts[STEPPED_TOKENS][2][PLACES];
 /* Behind the last group, both have zeros up to a multiple of 16. */
@@ -255,13 +274,18 @@ INLINE void find_zero_parts(const activations *a, int64_t token, int16_t *restri
     memset(low + n, 0, 30), memset(high + n, 0, 30);
 }
 
+/* Bytes of the codes of k inputs. */
+INLINE int64_t bytes_before(const linear *l, int64_t k) { return is_low(l) ? k / 8 * l->numbers.bits : k / 2; }
+
 /* Some tokens by channels whose steps have been found. */
 static void stepped_tokens(const linear *l, int64_t token, int tokens, int64_t column, int64_t channels) {
     const activations *a = l->a;
     const int64_t n = l->num_groups, at_once = STEPPED_TOKENS / tokens, per_channel = STEPPED_TOKENS / at_once;
-    const int64_t groups = tokens == 1 ? n : STEPPED_BYTES / (2 * tokens) / 128 * 128 / a->group_size;
+    const int64_t whole_inputs = is_low(l) ? low_block(l) : 128; /* whose codes lie together */
+    const int64_t groups = tokens == 1 ? n : STEPPED_BYTES / (2 * tokens) / whole_inputs * whole_inputs / a->group_size;
     const int8_t *w = l->qweight + column * l->row_bytes, *x = bytes_of_token(a, token);
-    const stepped_fn add = stepped_tiles[tokens - 1][a->group_size / 64][a->is_split];
+    const stepped_fn add = is_low(l) ? low_tiles[l->numbers.bits - 2][tokens - 1][a->group_size / 64][a->is_split]
+                                     : stepped_tiles[tokens - 1][a->group_size / 64][a->is_split];
     const channel_steps *own = own_steps();
     int16_t *parts = zero_parts[0][0];
     __asm__("" : "+r"(parts)); /* as in own_steps() */
@@ -276,7 +300,7 @@ static void stepped_tokens(const linear *l, int64_t token, int tokens, int64_t c
         vec4 *sum = sums;
         p.g_end = MIN(p.g + groups, n), p.x = x + (a->is_split ? 2 * k : k);
         for (int64_t c = 0; c < channels; c += c < whole ? at_once : 1) {
-            p.w = w + c * l->row_bytes + k / 2, p.at = own->at[c], p.stride = c < whole ? l->row_bytes : 0;
+            p.w = w + c * l->row_bytes + bytes_before(l, k), p.at = own->at[c], p.stride = c < whole ? l->row_bytes : 0;
             add(&p, sum++);
         }
     }
@@ -327,7 +351,8 @@ static int64_t stepped_streams(const linear *l, int64_t column, int64_t column_e
     int16_t *parts = zero_parts[0][0];
     __asm__("" : "+r"(parts)); /* as in own_steps() */
     find_zero_parts(a, 0, parts, parts + PLACES);
-    const stepped_fn add = stream_tiles[a->group_size / 64][a->is_split];
+    const stepped_fn add = is_low(l) ? low_streams[l->numbers.bits - 2][a->group_size / 64][a->is_split]
+                                     : stream_tiles[a->group_size / 64][a->is_split];
     const double token_scale = a->token_scales[0];
     stepped_pairs p = {.x = bytes_of_token(a, 0), .row_bytes = 2 * a->padded, .stride = length * l->row_bytes,
                        .apart = at_once * PLACES, .zero_parts = parts, .num_groups = l->num_groups,

@@ -47,6 +47,7 @@ typedef struct {
     const uint8_t *sub_minimum;
     int64_t block_groups;
     int dtype; /* of scale and minimum: 0 is float32, 1 float16, 2 bfloat16 */
+    int bits;  /* of a code: 4; or 3 or 2, whose scales are steps (low_codes.h) */
 } group_numbers;
 
 typedef struct {
@@ -64,6 +65,7 @@ typedef struct {
     bool is_few; /* rows, so that they are used as they lie, without packing weights */
     bool is_tiled; /* one group, or groups that tiles can compute */
     bool is_fine; /* codes in groups of 16, which have a kernel of their own (codes_fine.h) */
+    bool is_expanded; /* codes of 3 or 2 bits, which become INT8 some channels at a time (low_codes.h) */
     int kind, shift; /* k inputs lie in k >> shift bytes */
     int64_t row_bytes;
     bool is_grouped, has_minimum;
@@ -169,6 +171,7 @@ INLINE int64_t next_column(const linear *l, int64_t column) {
 INLINE int64_t num_tiles_of(int64_t num_tokens, int rows_per_token);
 
 #include "steps.h"
+#include "low_codes.h"
 #include "planes.h"
 #include "codes_fine.h"
 
@@ -306,10 +309,13 @@ static void linear_stepped(const linear *l, int64_t column, int64_t column_end) 
     }
 }
 
+#include "low_expanded.h"
+
 static void linear_task(void *context, int64_t task) {
     const linear *l = context;
     const int64_t column = task * l->columns_per_task, end = MIN(column + l->columns_per_task, l->out_features);
-    if (l->is_fine && l->a->words == FINE_BLOCK) linear_fine(l, column, end);
+    if (l->is_expanded) linear_expanded(l, column, end);
+    else if (l->is_fine && l->a->words == FINE_BLOCK) linear_fine(l, column, end);
     else if (l->a->in_tiles) linear_tiles(l, column, end);
     else if (l->kind == INT4_STEPS && !l->is_few) linear_stepped(l, column, end);
     else if (l->lower) linear_planes(l, column, end);

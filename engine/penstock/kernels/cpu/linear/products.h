@@ -35,6 +35,18 @@ INLINE int64_t row_padding(int64_t padded, int64_t num_tokens) {
     return HAS_PANELS && num_tokens >= 64 && padded % 2048 == 0 ? 64 : 0;
 }
 
+static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t in_features, int32_t offset,
+                         int activation_bits, void *scratch);
+
+/* plan_linear() of codes that become INT8: activations lie as they do for a matrix of INT8. */
+static void *plan_expanded(linear *l, activations *a, int64_t num_tokens, int64_t in_features, int activation_bits,
+                           void *scratch) {
+    linear whole = {.out_features = l->out_features, .num_groups = 1, .kind = INT8, .row_bytes = in_features};
+    void *end = plan_linear(&whole, a, num_tokens, in_features, WEIGHT_OFFSET, activation_bits, scratch);
+    l->a = a, l->is_few = whole.is_few, l->is_tiled = whole.is_tiled, l->is_expanded = true;
+    return end;
+}
+
 /* Decides how the activations `a` of a product lie, from `scratch` on. `x`, its stride and its order are set already.
  * Returns where they end. */
 static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t in_features, int32_t offset,
@@ -46,8 +58,9 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     l->is_fine = HAS_FINE && has_fine && size == FINE_GROUP && in_features % FINE_BLOCK == 0;
     const bool may_step = l->kind == INT4 && !has_fine && offset == SIGNED_CODES && has_groups;
     const bool may_expand = num_tokens >= STEPS_FROM_TOKENS && in_features <= MOST_STEPPED_INPUTS;
-    const bool is_stepped = may_step && (HAS_CODE_BYTES || may_expand) && seems_stepped(l);
+    const bool is_stepped = is_low(l) || (may_step && (HAS_CODE_BYTES || may_expand) && seems_stepped(l));
     const bool in_bytes = takes_bytes(l, num_tokens, in_features, activation_bits, is_stepped);
+    if (is_low(l) && !in_bytes) return plan_expanded(l, a, num_tokens, in_features, activation_bits, scratch);
     if (is_stepped && !in_bytes && may_expand) {
         l->kind = INT4_STEPS, l->is_grouped = false;
         for (int i = 0; i < 16; i++) l->table[i] += WEIGHT_OFFSET - offset;
@@ -66,7 +79,7 @@ static void *plan_linear(linear *l, activations *a, int64_t num_tokens, int64_t 
     const bool is_halved = in_tiles ? in_amx && l->kind != INT8 : HAS_VNNI && has_halves && num_tokens == 1;
     const bool has_blocks = is_halved && by_factors; /* the last block is filled up with zeros */
     const int64_t whole = in_tiles || has_blocks ? (in_features + 127) / 128 * 128 : (in_features + 63) / 64 * 64;
-    const int64_t padded = whole + row_padding(whole, num_tokens);
+    const int64_t padded = is_low(l) ? whole_low_blocks(l, in_features) : whole + row_padding(whole, num_tokens);
     const int64_t num_rows = in_tiles ? num_tiles_of(num_tokens, rows_per_token) * TILE : num_tokens * rows_per_token;
     a->num_tokens = num_tokens, a->in_features = in_features, a->padded = padded;
     a->group_size = sums_groups ? size : in_features, a->num_groups = sums_groups ? l->num_groups : 1;
@@ -119,7 +132,7 @@ static void compute_linear(linear *l, const float *x, int64_t x_stride, int64_t 
 
 /* y = x W^T (+ bias). The inputs of an output channel form num_groups groups of equal size, each with a scale of
  * its own. `scratch` holds num_tokens * (2 * padded + 8 * num_groups + 4) bytes, where padded is in_features rounded up
- * to 128, and 64 more, and num_tokens is rounded up to 8 if it is more than 1. */
+ * to 256, and 64 more, and num_tokens is rounded up to 8 if it is more than 1. */
 EXPORT void penstock_int8_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
                                  const int8_t *qweight, const float *scale, int64_t num_groups, const float *bias,
                                  int64_t out_features, int activation_bits, float *y, void *scratch) {
@@ -147,11 +160,18 @@ EXPORT void penstock_planes_linear(const float *x, int64_t x_stride, int64_t num
     compute_linear(&l, x, x_stride, num_tokens, in_features, WEIGHT_OFFSET, activation_bits, scratch);
 }
 
-/* A product with 4-bit codes, which stand for the 16 integers of `table`. Minima belong to codes that stand for
+/* A product with codes, which stand for the 16 integers of `table` (8 or 4 of them have fewer bits). Minima belong to codes that stand for
  * themselves. Sets what is added to the integers so that they are unsigned. */
 static linear int4_linear(const int8_t *codes, const int8_t *table, group_numbers numbers, int64_t num_groups,
                           int64_t in_features, int64_t out_features, int32_t *offset) {
     const bool has_minimum = numbers.minimum || numbers.sub_minimum;
+    if (numbers.bits < 4) { /* groups have 32 or 64 inputs, and scales are steps */
+        *offset = SIGNED_CODES;
+        linear low = {.qweight = codes, .out_features = out_features, .num_groups = num_groups, .kind = INT4,
+                      .is_grouped = true, .numbers = numbers};
+        low.row_bytes = whole_low_blocks(&low, in_features) / 8 * numbers.bits;
+        return low;
+    }
     bool is_plain = true;
     int least = 0, most = 0;
     for (int i = 0; i < 16; i++) {
@@ -168,13 +188,14 @@ static linear int4_linear(const int8_t *codes, const int8_t *table, group_number
     return l;
 }
 
-/* The same as penstock_int8_linear with 4-bit codes. Groups have 16, 32, 64 or 128 inputs. */
+/* The same as penstock_int8_linear with codes of 4, 3 or 2 bits. Groups have 16, 32, 64 or 128 inputs; those of codes of
+ * fewer bits than 4 have 32 or 64. */
 EXPORT void penstock_int4_linear(const float *x, int64_t x_stride, int64_t num_tokens, int64_t in_features,
                                  const int8_t *codes, const int8_t *table, const void *scale, const void *minimum,
-                                 const int8_t *sub_scale, const uint8_t *sub_minimum, int dtype,
+                                 const int8_t *sub_scale, const uint8_t *sub_minimum, int dtype, int bits,
                                  int64_t block_groups, int64_t num_groups, const float *bias, int64_t out_features,
                                  int activation_bits, float *y, void *scratch) {
-    const group_numbers numbers = {scale, minimum, sub_scale, sub_minimum, block_groups, dtype};
+    const group_numbers numbers = {scale, minimum, sub_scale, sub_minimum, block_groups, dtype, bits};
     int32_t offset;
     linear l = int4_linear(codes, table, numbers, num_groups, in_features, out_features, &offset);
     l.bias = bias, l.y = y;

@@ -21,7 +21,7 @@ static void multiply(const expert_matrix *m, const float *bias, const float *x, 
     const group_numbers *n = &m->numbers;
     if (m->table)
         penstock_int4_linear(x, m->in_features, num_tokens, m->in_features, m->qweight, m->table, n->scale, n->minimum,
-                             n->sub_scale, n->sub_minimum, n->dtype, n->block_groups, m->num_groups, bias,
+                             n->sub_scale, n->sub_minimum, n->dtype, n->bits, n->block_groups, m->num_groups, bias,
                              m->out_features, activation_bits, y, scratch);
     else if (m->lower)
         penstock_planes_linear(x, m->in_features, num_tokens, m->in_features, m->qweight, m->lower, m->lower_bytes,

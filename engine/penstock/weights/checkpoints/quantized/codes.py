@@ -1,6 +1,7 @@
-"""Matrices of 4-bit codes as Penstock's own converted folders have them where compressed-tensors has no name
-for their form (gpt-oss's MXFP4, GGUF's blocks): the arrays of Int4Tensor, each under the matrix's name and an
-ending. The arrays tell the form: their shapes the groups and blocks, the ending of the codes the table."""
+"""Matrices of codes as Penstock's own converted folders have them where compressed-tensors has no name for
+their form (gpt-oss's MXFP4, GGUF's blocks, our own codes of 3 and 2 bits): the arrays of Int4Tensor, each
+under the matrix's name and an ending. The arrays tell the form: their shapes the groups and blocks, the
+ending of the codes the table."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from penstock.config import LOW_GROUP_SIZES
 from penstock.errors import WrongTensor
+from penstock.kernels.low_codes import CODE_BITS, row_bytes
 from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.int4_form import Int4Form, Minima
 from penstock.weights.checkpoints.quantized.packed_int4 import (
@@ -25,6 +28,8 @@ from penstock.weights.checkpoints.tensor_entry import ARRAY_DTYPES, TensorEntry
 #: What follows a matrix's name in the names of its codes, by the table; other tables have PLAIN.
 PLAIN = "_packed"
 TABLES = {name: f"_{name}" for name in ("mxfp4", "iq1", "iq2", "iq3_xxs", "iq3_s", "iq4_nl")}
+#: The same of codes of 3 and 2 bits, by the table and the size of groups, which their arrays don't tell.
+LOW = {(name, size): f"_{name}_{size}" for name in CODE_BITS for size in LOW_GROUP_SIZES}
 #: Other arrays: the field of Int4Tensor by the ending.
 FIELDS = {
     "_scale": "scale",
@@ -41,6 +46,8 @@ ZERO_POINTS = "_zero_point"
 
 def ending(form: Int4Form) -> str:
     """What follows a matrix's name in the name of its codes."""
+    if form.bits < 4:
+        return LOW[form.codebook, form.group_size]
     return TABLES.get(form.codebook, PLAIN)
 
 
@@ -53,6 +60,11 @@ def codes_entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
                 name = entry.name.removesuffix(last)
                 stored = StoredCodes.of(checkpoint, name, entry, codebook)
                 yield int4_entry(name, entry, (entry.shape[0], 8 * entry.shape[1]), stored)
+        for (codebook, size), last in LOW.items():
+            if entry.dtype == "I32" and entry.name.endswith(last):
+                stored = StoredCodes.low(checkpoint, entry, last, Int4Form(size, "BF16", codebook=codebook))
+                width = size * stored.others[STEPS].shape[1]
+                yield int4_entry(entry.name.removesuffix(last), entry, (entry.shape[0], width), stored)
 
 
 @dataclass(frozen=True)
@@ -98,6 +110,20 @@ class StoredCodes:
         if (in_steps := units_and_steps(checkpoint, name, scale)) is None:
             return made
         return cls(replace(form, has_steps=True), codes, dict(zip((UNITS, STEPS), in_steps, strict=True)))
+
+    @classmethod
+    def low(cls, checkpoint: Checkpoint, codes: TensorEntry, last: str, form: Int4Form) -> StoredCodes:
+        """A matrix in codes of 3 or 2 bits, whose names end with `last`. Raises MissingTensor and
+        WrongTensor."""
+        name, rows = codes.name.removesuffix(last), codes.shape[0]
+        units, steps = checkpoint.entry(name + UNITS), checkpoint.entry(name + STEPS)
+        if (units.dtype, units.shape) != ("BF16", (rows, 1)):
+            raise _misfit(units)
+        if steps.dtype != "I8" or len(steps.shape) != 2 or steps.shape[0] != rows or not steps.shape[1]:
+            raise _misfit(steps)
+        if codes.shape != (rows, row_bytes(form.group_size * steps.shape[1], form.bits) // 4):
+            raise _misfit(codes)
+        return cls(replace(form, has_steps=True), codes, {UNITS: units, STEPS: steps})
 
     def _check(self, num_blocks: int, num_groups: int) -> None:
         """Raises WrongTensor for an array of another shape or dtype."""

@@ -39,7 +39,7 @@ def names_kinds(config: dict[str, Any]) -> bool:
     method = configs.method(quantization)
     if method == configs.COMPRESSED:
         return compressed_schemes.kinds(quantization) != {"int8"}
-    return method in (*configs.FP8, configs.MODELOPT)
+    return method in (*configs.FP8, configs.MODELOPT) or bool(configs.low_codes(config))
 
 
 def module_kinds(config: dict[str, Any]) -> KindOf:
@@ -91,6 +91,21 @@ def _compressed(quantization: dict[str, Any], method: str) -> Callable[[list[str
     return choose
 
 
+def _own_codes(quantization: dict[str, Any], method: str) -> Callable[[list[str]], Kind | None]:
+    kinds = dict[str, Kind]()
+    for name, modules in (quantization.get("formats") or {}).items():
+        bits, size = name.split("/")
+        kinds |= dict.fromkeys(map(str, modules), Kind(bits, int(size)))
+    if not kinds:
+        return _uniform(quantization, method)
+    return lambda names: next((kinds[one] for one in map(any_expert, names) if one in kinds), None)
+
+
+def any_expert(module: str) -> str:
+    """The name of a module without the number of an expert."""
+    return re.sub(r"\.experts\.\d+\.", ".experts.*.", module)
+
+
 def _modelopt(quantization: dict[str, Any], method: str) -> Callable[[list[str]], Kind | None]:
     layers = quantization.get("quantized_layers") or {}
     by_layer = {str(name): _modelopt_kind(str(one.get("quant_algo"))) for name, one in layers.items()}
@@ -113,6 +128,7 @@ def _modelopt_kind(algorithm: str) -> Kind | None:
 
 _CHOOSERS: dict[str, Callable[[dict[str, Any], str], Callable[[list[str]], Kind | None]]] = {
     configs.COMPRESSED: _compressed,
+    configs.CODES: _own_codes,
     configs.MODELOPT: _modelopt,
 }
 

@@ -116,6 +116,18 @@ def int4_group_size(config: dict[str, Any]) -> int:
     return largest if size == -1 else min(size, largest)
 
 
+def low_codes(config: dict[str, Any]) -> dict[str, list[str]]:
+    """The modules of a folder of ours whose matrices are in our own codes, by "BITS/GROUP_SIZE" ("int3/64"),
+    where some have fewer bits than 4. A module of a layer's experts has * in place of the expert's number."""
+    quantization = config.get("quantization_config") or {}
+    return quantization.get("formats") or {} if method(quantization) == CODES else {}
+
+
+def has_low_codes(config: dict[str, Any], weights: str) -> bool:
+    """Whether a folder of ours has matrices in codes of so many bits ("int3" or "int2")."""
+    return any(name.startswith(f"{weights}/") for name in low_codes(config))
+
+
 def fp8_block(config: dict[str, Any]) -> tuple[int, int]:
     """Rows and columns of a matrix of FP8 that share a scale, where blocks do; (0, 0) where none do."""
     quantization = config["quantization_config"]
@@ -272,6 +284,13 @@ def _check_codes(quantization: dict[str, Any]) -> None:
             f"the checkpoint has 4-bit codes of version {quantization.get('version')}, groups of "
             f"{quantization.get('group_size')}; this Penstock reads version 1 with groups of "
             f"{_COMPUTED}. Install a newer Penstock, or convert the model again"
+        )
+    known = {f"{bits}/{size}" for bits in ("int2", "int3", "int4") for size in GROUP_SIZES}
+    formats = quantization.get("formats") or {}
+    if not isinstance(formats, dict) or not formats.keys() <= known:
+        raise UnsupportedModel(
+            f"the checkpoint has codes of forms that this Penstock does not know ({formats!s:.200}). Install "
+            "a newer Penstock, or convert the model again"
         )
 
 
