@@ -1,5 +1,5 @@
-"""PathForm: one form of each path: without the path of a proxy in front of all routes (--root-path), and
-without a slash at its end."""
+"""PathForm: one form of each path: without a host in front, without the path of a proxy in front of all
+routes (--root-path), and without a slash at its end."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class PathForm:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["path"].startswith(("http://", "https://")):
+            scope = _with_own_path(scope)
         path: str = scope["path"]
         if self._prefix and path == self._prefix:
             # The page's addresses are relative to a path that ends with a slash.
@@ -34,3 +36,12 @@ class PathForm:
         # The scope has no root_path: the router would take it off once more, and then another path would be
         # answered than the path for which the API key was checked.
         await self._app({**scope, "path": path}, receive, send)
+
+
+def _with_own_path(scope: Scope) -> Scope:
+    """A request that has a whole URL in place of its path, as clients send it to a proxy. The URL's host
+    counts, whatever the header Host says (RFC 9112, section 3.2.2)."""
+    host, slash, path = scope["path"].partition("://")[2].partition("/")
+    headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    headers.append((b"host", host.encode("latin-1", "replace")))
+    return {**scope, "path": slash + path or "/", "headers": headers}

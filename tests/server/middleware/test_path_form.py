@@ -3,7 +3,10 @@ same doors shut."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from starlette.types import Message
 
 from fakes import FakeAsyncEngine
 from penstock.errors import ConfigError
@@ -72,3 +75,42 @@ def test_what_is_no_prefix(text: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_prefix_ends_without_a_slash() -> None:
     assert [parse_prefix(text) for text in ("/llm/", "/a/b", "/", "")] == ["/llm", "/a/b", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://localhost/health", 200),
+        ("http://127.0.0.1:8000/health/", 200),
+        ("https://localhost/llm/health", 200),
+        ("http://localhost", 200),
+        ("http://evil.example/health", 403),
+        ("http://localhost/nothing", 404),
+    ],
+)
+def test_a_whole_url_in_place_of_a_path(
+    make_client: MakeClient, engine: FakeAsyncEngine, target: str, status: int
+) -> None:
+    """Its host counts, and not what the header says."""
+    app = make_client(engine, root_path="/llm").app
+    statuses: list[int] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        statuses.append(message.get("status", 0))
+
+    scope = {
+        **{
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "GET",
+            "scheme": "http",
+        },
+        **{"path": target, "raw_path": target.encode(), "query_string": b"", "scheme": "http"},
+        **{"headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 5), "server": ("127.0.0.1", 8000)},
+    }
+    asyncio.run(app(scope, receive, send))
+    assert statuses[0] == status
