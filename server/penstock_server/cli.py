@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     options = build_parser().parse_args(arguments)
     try:
+        _check_system()
         _check_contradictions(options)
         _check_table(options)
         settings = make_settings(vars(options), os.environ, _needs_model(options))
@@ -60,6 +61,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         what = "the output can't be written" if error.filename is None else error.filename
         print(f"penstock: {what}: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _check_system() -> None:
+    """Raises ConfigError where weights can't be read as they are here."""
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"Penstock runs on Linux, and this is {sys.platform}: use WSL2 on Windows, or a Linux "
+            "container or virtual machine"
+        )
 
 
 def _needs_model(options: argparse.Namespace) -> bool:

@@ -287,3 +287,12 @@ def test_every_name_of_the_package_can_be_imported() -> None:
         assert getattr(value, "__name__", name) == name
     with pytest.raises(AttributeError, match="nothing"):
         _ = penstock.nothing  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_another_system_is_named(
+    system: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.platform", system)
+    assert cli.main(["list"]) == 2
+    assert f"runs on Linux, and this is {system}: use WSL2" in capsys.readouterr().err
