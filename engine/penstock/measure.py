@@ -15,9 +15,11 @@ import torch
 from penstock.config import CODE_GROUP_SIZES, EngineConfig
 from penstock.kernel_tuning import KernelTuning
 from penstock.kernels import (
+    BatchLayout,
     Kernels,
     Matrix,
     QuantizedTensor,
+    StateSlots,
     choose_kernels,
     fingerprint,
     native_build,
@@ -78,6 +80,11 @@ FORMAT_TOKENS, FORMAT_S = (1, 8, 32, 256), 0.06
 #: Smaller matrices than above: there are many formats, and a start waits for all of them.
 FORMAT_SHAPE, NUM_OF_FORMAT = (4096, 4096), 8
 
+#: Heads of values and of keys, and the size of a head, of a state that is timed: Qwen3.5's. Together they
+#: are larger than most caches.
+STATE_HEADS, NUM_STATES = (32, 16, 128), 32
+STATE_TOKENS = (1, 8, 64)
+
 
 def measure_hardware(
     folder: Path | None,
@@ -102,7 +109,11 @@ def measure_hardware(
         measure = Measure(key, _memory_read_gbps, products, measure_disk if measures_disk else None)
         if kernels.build is not None:  # the kernels of torch alone take the same for all formats
             tuned = replace(on_host, kernel_tuning=kernels.tuning)
-            measure = replace(measure, formats=functools.partial(_format_rates, tuned))
+            measure = replace(
+                measure,
+                formats=functools.partial(_format_rates, tuned),
+                recurrence=functools.partial(_recurrence_rates, tuned),
+            )
         if hardware.lane.has_own_memory:
             device, cache_folder = lane.torch_device, cache.parent if cache else None
             measure = replace(
@@ -217,6 +228,37 @@ def _format_rates(config: EngineConfig, num_threads: int) -> dict[str, ProductRa
             for x, seconds in zip(inputs, times, strict=True)
         )
     return found
+
+
+def _recurrence_rates(config: EngineConfig, num_threads: int) -> ProductRates:
+    """By the tokens of a sequence, 1e9 elements of its states a second."""
+    use_processor(config, config.num_threads or num_threads)
+    kernels, (heads, key_heads, dim) = choose_kernels(config), STATE_HEADS
+    states, found = torch.zeros(NUM_STATES, heads, dim, dim), []
+    for num_tokens in STATE_TOKENS:
+        q, k = (torch.randn(num_tokens, key_heads, dim) for _ in range(2))
+        v, gates = torch.randn(num_tokens, heads, dim), torch.rand(num_tokens, heads)
+        times: list[float] = []
+        for slot in range(NUM_STATES):
+            if sum(times) < FORMAT_S:
+                batch = _of_a_sequence(num_tokens, slot)
+                started = time.perf_counter()
+                kernels.recurrence(q, k, v, gates, gates, states, batch)
+                times.append(time.perf_counter() - started)
+        found.append((num_tokens, heads * dim * dim / statistics.median(times) / 1e9))
+    return tuple(found)
+
+
+def _of_a_sequence(num_tokens: int, slot: int) -> BatchLayout:
+    """A step with tokens from the middle of a sequence whose state is in this slot."""
+
+    def integers(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    none, states = torch.zeros(0, dtype=torch.int64), integers()
+    slots = StateSlots(integers(slot), integers(0, 0), states, states)
+    starts, length = integers(0, num_tokens), integers(num_tokens + 1)
+    return BatchLayout(none, none, integers().view(1, 0), starts, length, states=slots)
 
 
 def _random_matrices(kind: WeightFormat) -> list[Matrix]:

@@ -42,6 +42,7 @@ from penstock.measure import measure_hardware
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.known_shapes import find_shape
 
+Clock = Callable[[], float]
 BATCHES = (1, 8, 32)
 CONTEXT = 64  # tokens before the decode steps that are timed
 PROMPT = 512
@@ -54,7 +55,7 @@ def prompt_tokens(num_tokens: int, seed: int) -> list[int]:
     return torch.randint(3, 30000, (num_tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def decode_step_s(engine: Engine, num_seqs: int, num_steps: int) -> float:
+def decode_step_s(engine: Engine, num_seqs: int, num_steps: int, clock: Clock = time.perf_counter) -> float:
     """Median seconds of a step in which each of `num_seqs` sequences gains a token."""
     params = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
     for index in range(num_seqs):
@@ -63,9 +64,9 @@ def decode_step_s(engine: Engine, num_seqs: int, num_steps: int) -> float:
         engine.step()
     times = []
     for _ in range(num_steps):
-        started = time.perf_counter()
+        started = clock()
         outputs = engine.step()
-        times.append(time.perf_counter() - started)
+        times.append(clock() - started)
         assert len(outputs) == num_seqs
     for index in range(num_seqs):
         engine.abort(str(index))
@@ -113,14 +114,14 @@ def _products_s(engine: Engine, kernels: Any) -> float:
         del kernels.linear  # the method is there again
 
 
-def prompt_s(engine: Engine) -> float:
+def prompt_s(engine: Engine, clock: Clock = time.perf_counter) -> float:
     """Seconds of the one step that computes a prompt of 512."""
     params = SamplingParams(temperature=0, max_tokens=1)
     engine.add(GenerationRequest(prompt_tokens(PROMPT, 0), params, "prompt"))
-    started = time.perf_counter()
+    started = clock()
     outputs = engine.step()
     assert len(outputs) == 1
-    return time.perf_counter() - started
+    return clock() - started
 
 
 class Peer(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +19,10 @@ from penstock.kernels.cuda import nvrtc
 from penstock.kernels.int4_tensor import Int4Tensor
 from penstock.kernels.reference import ReferenceKernels
 from penstock.memory import kept_rates
-from penstock.memory.hardware import HardwareProfile, KernelProfile
+from penstock.memory.hardware import RECURRENCE, HardwareProfile, KernelProfile, LaneProfile
 from penstock.memory.planning.cost import predict_step
 from penstock.memory.planning.planner import plan_memory
-from penstock.memory.planning.product_times import own_rates, product_s
+from penstock.memory.planning.product_times import own_rates, product_s, recurrence_s
 from penstock.memory.planning.step_work import StepLoad
 from penstock.model.footprint import footprint
 from penstock.model.registry import open_model
@@ -59,13 +60,26 @@ def test_products_have_the_rates_of_the_kernels(
 
 
 class Slow(Clocked):
-    """Matrices of codes take three times as long."""
+    """Matrices of codes take three times as long; a recurrence takes 1 ms and 1 us a token."""
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         before = self.now_s
         super().linear(x, weight, bias)
         self.now_s += 2 * (self.now_s - before) if isinstance(weight, Int4Tensor) else 0.0
         return x
+
+    def recurrence(self, q: Tensor, *others: Any) -> Tensor:
+        self.now_s += 1e-3 + 1e-6 * len(q)
+        return q
+
+
+def test_tokens_of_hybrids_take_what_their_recurrences_were_measured_to_take() -> None:
+    rates = ((1, 0.5), (8, 0.25), (64, 0.0625))  # of 1e9 elements: 2, 4 and 16 seconds
+    lane = LaneProfile(False, 0, 1.0, 1.0, formats=((RECURRENCE, rates),))
+    assert recurrence_s(lane, int(4e9), 1, 1) == pytest.approx(2.0)
+    assert recurrence_s(lane, int(4e9), 3, 3) == pytest.approx(6.0)
+    assert recurrence_s(lane, int(4e9), 1, 128) == pytest.approx(32.0)
+    assert recurrence_s(replace(lane, formats=()), int(4e9), 1, 1) == 0.0
 
 
 def test_each_format_has_rates_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -75,23 +89,32 @@ def test_each_format_has_rates_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(measure.time, "perf_counter", lambda: slow.now_s)
     monkeypatch.setattr(measure, "PRODUCT_SHAPE", (96, 256))
     monkeypatch.setattr(measure, "FORMAT_SHAPE", (96, 256))
+    monkeypatch.setattr(measure, "STATE_HEADS", (2, 1, 8))
     monkeypatch.setattr(measure, "memory_read_gbps", lambda num_threads, readers: 0.5)
     monkeypatch.setattr(measure, "_kernel_profile", lambda *_: KernelProfile("some", KernelTuning()))
     config, cache = EngineConfig(device="cpu", num_threads=1), tmp_path / "rates.json"
     found = measure.measure_hardware(None, config, cache)
-    assert [name for name, _ in found.formats] == [price_name(kind) for kind in measure.PRICED]
-    assert len({name for name, _ in found.formats}) == len(measure.PRICED)
-    for name, rates in found.formats:
+    names = [price_name(kind) for kind in measure.PRICED]
+    assert [name for name, _ in found.formats] == [*names, RECURRENCE]
+    assert len(set(names)) == len(measure.PRICED)
+    of_recurrence = dict(found.formats)[RECURRENCE]
+    assert [tokens for tokens, _ in of_recurrence] == list(measure.STATE_TOKENS)
+    for tokens, gbps in of_recurrence:
+        assert gbps == pytest.approx(2 * 8 * 8 / 1e9 / (1e-3 + 1e-6 * tokens))
+    for name, rates in found.formats[:-1]:
         assert [rows for rows, _ in rates] == [2 * tokens for tokens in measure.FORMAT_TOKENS]
         for rows, gbps in rates:
             seconds = (1e-3 + 2e-6 * rows) * (3 if name.startswith(("int4", "int3", "int2")) else 1)
             assert gbps == pytest.approx(1e-3 / seconds)
     before = kept_rates.read(cache)
     monkeypatch.setattr(measure, "_timed_products", lambda *_: pytest.fail("measured again"))
-    kept_rates.write(cache, {key: each for key, each in before.items() if not key.startswith("formats")})
+    kept_rates.write(
+        cache, {key: each for key, each in before.items() if not key.startswith(("formats", "recurrence"))}
+    )
     again = measure.measure_hardware(None, config, cache)
     assert [name for name, _ in again.formats] == [name for name, _ in found.formats]
-    monkeypatch.setattr(measure, "_median_s", lambda *_: pytest.fail("measured again"))
+    for part in ("_median_s", "_recurrence_rates"):
+        monkeypatch.setattr(measure, part, lambda *_: pytest.fail("measured again"))
     assert measure.measure_hardware(None, config, cache).formats == again.formats
 
 

@@ -188,7 +188,7 @@ def test_a_copy_from_disk_has_a_slot_that_no_sequence_needs() -> None:
     assert pool.save(b"a") is None
     pool.end_read(slots[0] or 0, b"read")
     pool.end_read(slots[1] or 0, None)  # it did not arrive
-    assert pool.has(b"read") and pool.save(b"a") is not None
+    assert b"read" in pool and pool.save(b"a") is not None
     pool.end_step(is_computed=True)
     copy = pool.watch(b"read")
     assert copy is not None and copy[0] == slots[0] and copy[1]()
@@ -200,15 +200,15 @@ def test_a_copy_is_found_when_its_step_was_computed_and_gives_way_to_newer_ones(
     pool = StatePool(3, 1)
     slots = [pool.save(key) for key in (b"a", b"b", b"c")]
     assert None not in slots[:2] and slots[2] is None, "the sequence that runs needs a slot"
-    assert not pool.has(b"a")
+    assert b"a" not in pool
     pool.end_step(is_computed=True)
-    assert pool.has(b"a") and pool.has(b"b")
+    assert b"a" in pool and b"b" in pool
     pool.save(b"lost")
     pool.end_step(is_computed=False)
-    assert not pool.has(b"lost")
+    assert b"lost" not in pool
     sequence = Sequence(0, GenerationRequest([1], SamplingParams()), 9)
     pool.adopt(sequence, b"a")
     assert pool.take_copies() == ((slots[0], sequence.state_slot),)
     assert pool.save(b"d") is not None, "a newer copy takes the place of the one that was used first"
     pool.end_step(is_computed=True)
-    assert pool.has(b"d") and pool.has(b"a") and not pool.has(b"b")
+    assert b"d" in pool and b"a" in pool and b"b" not in pool

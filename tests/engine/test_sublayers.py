@@ -47,15 +47,19 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         | {"sliding_windows": (19,)},
         "mxfp4",
     ),
+    "gates after the heads of q, a factor": (
+        {"attention": AttentionForm(norms=HeadNorms(Norm(offset=1.0)), has_gate=True), "branch_factor": 0.22},
+        "steps",
+    ),
     "no rope, a cap": ({"rope": None, "norm": Norm(offset=1.0), "attention_softcap": 3.0}, "minima"),
 }
 #: (context, new tokens) of sequences: one token, one behind a context that threads share, and several.
 STEPS = ([(1, 1)], [(2500, 1)], [(40, 3), (7, 7), (90, 1)])
 
 
-def weights_of(kind: str) -> LayerWeights:
+def weights_of(kind: str, has_gate: bool = False) -> LayerWeights:
     random = torch.Generator().manual_seed(1)
-    rows = (HEADS + 2 * KV_HEADS) * DIM
+    rows = (HEADS * (1 + has_gate) + 2 * KV_HEADS) * DIM
     sizes = {
         "input_norm": WIDTH, "post_norm": WIDTH, "q_norm": DIM, "k_norm": DIM, "sinks": HEADS,
         "qkv.bias": rows, "o.bias": WIDTH,
@@ -69,7 +73,8 @@ def weights_of(kind: str) -> LayerWeights:
 
 def weights_for(case: str) -> LayerWeights:
     differences, matrices = CASES[case]
-    weights, norms = weights_of(matrices), differences.get("attention", PLAIN).norms
+    form = differences.get("attention", PLAIN)
+    weights, norms = weights_of(matrices, form.has_gate), form.norms
     if norms is None or not norms.is_whole:
         return weights
     random = torch.Generator().manual_seed(6)
@@ -198,7 +203,7 @@ def test_few_tokens_take_one_call(case: str) -> None:
 OTHERS: dict[str, dict[str, Any]] = {
     "parallel": {"is_parallel": True},
     "a limit of q, k and v": {"attention": AttentionForm(clip=0.5)},
-    "a factor": {"branch_factor": 0.5},
+    "gates without norms": {"attention": AttentionForm(has_gate=True)},
     "norms of each head": {"attention": AttentionForm(norms=HeadNorms(has_own_weights=True))},
     "layer norms": {"norm": Norm(is_centred=True)},
 }
@@ -209,7 +214,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 def test_other_layers_are_computed_one_by_one(case: str) -> None:
     """With what AttentionSublayer doesn't have."""
     spec, kernels = Llama._spec(CONFIG, **OTHERS[case]), Counted(fast(BUILDS[0], "int16"))
-    weights = weights_of("int8")
+    weights = weights_of("int8", OTHERS[case].get("attention", PLAIN).has_gate)
     if case.startswith("norms of each"):
         own = {"q_norm": torch.ones(HEADS, DIM), "k_norm": torch.ones(KV_HEADS, DIM)}
         weights = LayerWeights(weights._tensors | own)

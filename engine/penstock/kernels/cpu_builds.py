@@ -134,7 +134,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     return library
 
 
-_P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_P, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_F, _D = ctypes.c_float, ctypes.c_double
 _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_set_num_threads": (_I,),
     "penstock_has_tiles": (),
@@ -164,9 +165,8 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_attention_sublayer": (
         _P, _P, _N, _P, _P, _N, _P, _P, _P, _I, _N, _N, _N, _P, _N, _P, _P, _P, _N, _I, _P, _P, _P, _P,
     ),
-    "penstock_layers": (
-        _P, _N, _P, _N, _P, _P, _P, _N, _P, _P, _P, _N, _I, _F, _F, _I, _P, _P, _P, _P
-    ),
+    "penstock_mix": (_P, _P, _N, _P, _P, _P, _I, _P, _P),
+    "penstock_layers": (_P, _N, _P, _P, _P, _I, _F, _F, _F, _P, _P),
     "penstock_mixture_layers": (_P, _N, _I, _P, _P, _P, _P),
     "penstock_handed_product": (_P,),
     "penstock_attend": (_P, _P, _P),
@@ -176,8 +176,10 @@ _SIGNATURES: dict[str, Sequence[type[ctypes._SimpleCData[int]] | type]] = {
     "penstock_crossing_end": (_P, _P),
     "penstock_crossing_wait": (_P, _P),
     "penstock_crossing_close": (_P,),
-    "penstock_short_conv": (_P, _N, _N, _P, _P, _N, _P, _P, _P, _P, _P, _P, _P, _P, _N),
+    "penstock_short_conv": (_P, _N, _N, _P, _N, _N, _P, _N, _P, _P, _P, _P, _P, _P, _P, _P, _N),
     "penstock_recurrence": (
         _P, _N, _P, _N, _P, _N, _P, _P, _P, _P, _N, _N, _N, _N, _P, _P, _P, _P, _P, _P, _N, _N,
     ),
+    "penstock_decays": (_P, _N, _N, _N, _N, _P, _P, _D, _D, _D, _P, _P),
+    "penstock_gates": (_P, _N, _N, _N, _D, _P),
 }  # fmt: skip

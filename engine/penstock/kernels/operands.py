@@ -211,6 +211,12 @@ class LayerKV:
         code, k, v = self.plain
         return k.data_ptr(), address(v), code, *self.sizes
 
+    @cached_property
+    def native_states(self) -> tuple[int, int]:
+        """Likewise the addresses of a recurrent layer's states, of which there may be one: then 0."""
+        rows, *heads = (each.data_ptr() for each in self.states)
+        return rows, heads[0] if heads else 0
+
 
 @dataclass(frozen=True)
 class StateSlots:

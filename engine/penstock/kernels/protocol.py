@@ -21,6 +21,7 @@ from penstock.kernels.operands import (
     Matrix,
     RouterFunction,
 )
+from penstock.kernels.recurrent.plain import NO_LIMITS
 from penstock.kernels.sublayers.protocol import Sublayers
 from penstock.spec import KV_LAYOUTS, KVLayout
 
@@ -110,6 +111,24 @@ class Recurrences(Protocol):
         num_heads], or [num_tokens, num_heads, key_dim] with a factor for each row of S (Kimi Delta Attention,
         arXiv 2510.26692): S is multiplied by it first, and the lines above follow with a decay of 1. `states`
         is [num_states, num_heads, key_dim, value_dim], and is brought up to date, as StateSlots says."""
+
+    def decays(
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        a_log: Tensor,
+        limits: tuple[float, float] = NO_LIMITS,
+        bound: float | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """steps = softplus(x + bias), from one limit to the other, and exp(-e^a_log * steps): each of x's
+        shape, [num_tokens, num_heads] or [num_tokens, num_heads, key_dim]. a_log has a number for each head,
+        and bias one for each of a token's numbers. With a `bound` the second result is exp(bound *
+        sigmoid(e^a_log * (x + bias))), and the first one means nothing. Both are computed in float64 and
+        rounded: the last bits of such functions depend on where in a tensor a number lies, and rounding
+        removes them."""
+
+    def gates(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        """factor * sigmoid(x), [num_tokens, width], computed as decays() are."""
 
 
 class Kernels(Recurrences, Protocol):
@@ -212,6 +231,19 @@ class _ForwardingRecurrences:
         batch: BatchLayout,
     ) -> Tensor:
         return self._kernels.recurrence(q, k, v, decay, beta, states, batch)
+
+    def decays(
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        a_log: Tensor,
+        limits: tuple[float, float] = NO_LIMITS,
+        bound: float | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return self._kernels.decays(x, bias, a_log, limits, bound)
+
+    def gates(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        return self._kernels.gates(x, factor)
 
 
 def unwrapped(kernels: Kernels) -> Kernels:

@@ -18,6 +18,9 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 ProductRates = tuple[tuple[int, float], ...]
 #: By the name of a weight format: the same, with 1e9 elements of weights a second.
 FormatRates = tuple[tuple[str, ProductRates], ...]
+#: The name by which the rates of recurrences are among FormatRates: by the tokens of a sequence, 1e9 elements
+#: of its states a second.
+RECURRENCE = "recurrence"
 #: Seconds from a card to the processor and back, where no card was measured: an event, a copy of the
 #: activations, a function on the host, a worker that wakes up, a copy of the result. Assumed.
 CROSSING_S = 100e-6

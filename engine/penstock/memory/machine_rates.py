@@ -12,6 +12,7 @@ from pathlib import Path
 from penstock.errors import CapacityError, HandoverError
 from penstock.memory import kept_rates
 from penstock.memory.hardware import (
+    RECURRENCE,
     DeviceProfile,
     DiskProfile,
     FormatRates,
@@ -50,6 +51,8 @@ class Measure:
     launch_s: Callable[[], float] | None = None
     #: Rates of products in other formats than plain INT8, by the names of the formats; None: not measured.
     formats: Callable[[int], dict[str, ProductRates]] | None = None
+    #: The rates of RECURRENCE.
+    recurrence: Callable[[int], ProductRates] | None = None
     #: The clock that sees other work.
     now: Callable[[], Moment] = now
 
@@ -118,6 +121,9 @@ def _format_rates(rates: _Rates, machine: str, measure: Measure, num_cores: int)
         return {f"{kept_rates.FORMAT}{name}": found for name, found in of_formats(num_cores).items()}
 
     found = rates.of(f"formats, {machine}", measured)
+    if (recurrence := measure.recurrence) is not None:
+        name = f"{kept_rates.FORMAT}{RECURRENCE}"
+        found = found | rates.of(f"recurrence, {machine}", lambda: {name: recurrence(num_cores)})
     return tuple((name.removeprefix(kept_rates.FORMAT), _without_dips(each)) for name, each in found.items())
 
 

@@ -17,6 +17,9 @@ from penstock.weights.checkpoints.own_head import HEAD
 from penstock.weights.formats.weight_format import INT8
 from penstock.weights.tensors import ModelTensors, Stack, TensorSpec, decoder_only
 
+#: The tensor that every recurrent layer has, and no other: the weights of its convolution.
+CONV = "conv"
+
 
 class Architecture(ABC):
     """What a checkpoint of one architecture holds, without any arithmetic.

@@ -21,6 +21,7 @@ typedef struct {
     const float *x, *weight, *bias;
     float *states, *y;
     int64_t x_stride, channels, width;
+    int64_t place_stride, channel_stride; /* of the weights */
     sequences s;
 } convolution;
 
@@ -47,11 +48,15 @@ static void conv_strip(void *context, int64_t task) {
     const int64_t seq = task / num_strips, channel = task % num_strips * CONV_CHANNELS;
     const int64_t n = MIN(CONV_CHANNELS, c->channels - channel);
     const int64_t first = c->s.query_start[seq], end = c->s.query_start[seq + 1];
+    float weights[c->width * CONV_CHANNELS]; /* of a place side by side, whatever the tensor's order is */
+    for (int64_t i = 0; i < c->width; i++)
+        for (int64_t j = 0; j < n; j++)
+            weights[i * CONV_CHANNELS + j] = c->weight[i * c->place_stride + (channel + j) * c->channel_stride];
     for (int64_t row = first; row < end; row++) {
         float total[CONV_CHANNELS] = {0};
         for (int64_t i = 0; i < c->width; i++) {
             const float *x = conv_row(c, seq, row - c->width + 1 + i, channel);
-            const float *weight = c->weight + i * c->channels + channel;
+            const float *weight = weights + i * CONV_CHANNELS;
             for (int64_t j = 0; j < n; j++) total[j] += x[j] * weight[j];
         }
         if (c->bias)
@@ -63,13 +68,15 @@ static void conv_strip(void *context, int64_t task) {
     keep_rows(c, seq, end - 1, c->s.slots[seq], channel, n);
 }
 
-/* y [num_tokens, channels]; weight [width, channels], width at least 2; states [num_states, width - 1, channels]. */
+/* y [num_tokens, channels]; width is at least 2; states [num_states, width - 1, channels]. The weight of a place and a
+ * channel lies at place * place_stride + channel * channel_stride. */
 EXPORT void penstock_short_conv(const float *x, int64_t x_stride, int64_t channels, const float *weight,
-                                const float *bias, int64_t width, float *states, float *y, const int32_t *query_start,
-                                const int32_t *context_lens, const int32_t *slots, const int32_t *save_start,
-                                const int32_t *save_rows, const int32_t *save_slots, int64_t num_seqs) {
+                                int64_t place_stride, int64_t channel_stride, const float *bias, int64_t width,
+                                float *states, float *y, const int32_t *query_start, const int32_t *context_lens,
+                                const int32_t *slots, const int32_t *save_start, const int32_t *save_rows,
+                                const int32_t *save_slots, int64_t num_seqs) {
     const sequences s = {query_start, context_lens, slots, save_start, save_rows, save_slots, num_seqs};
-    convolution c = {x, weight, bias, states, y, x_stride, channels, width, s};
+    convolution c = {x, weight, bias, states, y, x_stride, channels, width, place_stride, channel_stride, s};
     const int64_t num_tasks = num_seqs * ((channels + CONV_CHANNELS - 1) / CONV_CHANNELS);
     for_rows(num_tasks, query_start[num_seqs] * width * CONV_CHANNELS / MAX(num_seqs, 1), conv_strip, &c);
 }

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from penstock.kernels.cuda.launcher import THREADS, Launcher, ceil_div
 from penstock.kernels.operands import BatchLayout
-from penstock.kernels.recurrent.plain import PlainRecurrences
+from penstock.kernels.recurrent.plain import NO_LIMITS, PlainRecurrences
 
 #: Dimensions of a key whose half a thread's registers hold; and those with a decay for each of them.
 _IN_REGISTERS, _CHANNELS_IN_REGISTERS = (64, 128, 256), (128,)
@@ -28,7 +28,7 @@ class CudaRecurrences:
         y, channels = x.new_empty(x.shape), x.shape[1]
         self._launcher.launch(
             "short_conv", (ceil_div(channels, THREADS), batch.num_seqs), THREADS,
-            x, x.stride(0), channels, weight, bias, len(weight), states, y, *_sequences(batch),
+            x, x.stride(0), channels, weight.contiguous(), bias, len(weight), states, y, *_sequences(batch),
         )  # fmt: skip
         return y
 
@@ -57,6 +57,19 @@ class CudaRecurrences:
             num_heads, num_key_heads, key_dim, value_dim, *_sequences(batch),
         )  # fmt: skip
         return y
+
+    def decays(
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        a_log: Tensor,
+        limits: tuple[float, float] = NO_LIMITS,
+        bound: float | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return PlainRecurrences().decays(x, bias, a_log, limits, bound)
+
+    def gates(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        return PlainRecurrences().gates(x, factor)
 
 
 def _sequences(batch: BatchLayout) -> tuple[Tensor, ...]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.operands import BatchLayout, address
-from penstock.kernels.recurrent.plain import PlainRecurrences
+from penstock.kernels.recurrent.plain import NO_LIMITS, PlainRecurrences
 
 #: Dimensions of a key that recurrence.h keeps on its stack.
 MAX_KEY_DIM = 1024
@@ -16,7 +16,8 @@ MAX_KEY_DIM = 1024
 
 class NativeRecurrences:
     """The part of NativeKernels that is Recurrences. All tensors are float32 on the CPU. The elements of a
-    row of x, q, k and v are contiguous; other tensors are contiguous as a whole."""
+    row of x, q, k and v are contiguous; other tensors are contiguous as a whole, but for a convolution's
+    weights."""
 
     _library: Any
 
@@ -25,8 +26,8 @@ class NativeRecurrences:
     ) -> Tensor:
         y = torch.empty(x.shape)
         self._library.penstock_short_conv(
-            x.data_ptr(), x.stride(0), x.shape[1], weight.data_ptr(), address(bias), len(weight),
-            states.data_ptr(), y.data_ptr(), *batch.native_states,
+            x.data_ptr(), x.stride(0), x.shape[1], weight.data_ptr(), *weight.stride(), address(bias),
+            len(weight), states.data_ptr(), y.data_ptr(), *batch.native_states,
         )  # fmt: skip
         return y
 
@@ -49,4 +50,25 @@ class NativeRecurrences:
             decay.data_ptr(), address(beta), states.data_ptr(), y.data_ptr(),
             num_heads, num_key_heads, key_dim, value_dim, *batch.native_states, decay_dim,
         )  # fmt: skip
+        return y
+
+    def decays(
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        a_log: Tensor,
+        limits: tuple[float, float] = NO_LIMITS,
+        bound: float | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        steps, decays = torch.empty(x.shape), torch.empty(x.shape)
+        num_heads = a_log.numel()
+        self._library.penstock_decays(
+            x.data_ptr(), x.stride(0), len(x), num_heads, x[0].numel() // num_heads, address(bias),
+            a_log.data_ptr(), *limits, bound or 0.0, steps.data_ptr(), decays.data_ptr(),
+        )  # fmt: skip
+        return steps, decays
+
+    def gates(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        y = torch.empty(x.shape)
+        self._library.penstock_gates(x.data_ptr(), x.stride(0), *x.shape, factor, y.data_ptr())
         return y

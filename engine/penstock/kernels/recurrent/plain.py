@@ -7,6 +7,7 @@ give other bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,6 +15,9 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.operands import BatchLayout
+
+#: Of the steps of decays.
+NO_LIMITS = (0.0, math.inf)
 
 
 class _Run(NamedTuple):
@@ -91,3 +95,23 @@ class PlainRecurrences:
                     states[run.saves[row]] = state
             states[run.slot] = state
         return y
+
+    def decays(
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        a_log: Tensor,
+        limits: tuple[float, float] = NO_LIMITS,
+        bound: float | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Kernels.decays()"""
+        own = x.double() if bias is None else x.double() + bias.view(x.shape[1:])
+        rates = a_log.double().exp().view(-1, *(1 for _ in x.shape[2:]))
+        if bound is not None:
+            return x, (bound * torch.sigmoid(rates * own)).exp().float()
+        steps = torch.nn.functional.softplus(own).clamp(*limits)
+        return steps.float(), (-rates * steps).exp().float()
+
+    def gates(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        """Kernels.gates()"""
+        return (factor * torch.sigmoid(x.double())).float()

@@ -14,8 +14,8 @@ from torch import Tensor
 from penstock.kernels.experts import GatedExpert
 from penstock.kernels.mixture.routing import Routed, Router
 from penstock.kernels.operands import LayerKV, address
-from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, Turns
-from penstock.kernels.sublayers.whole_layer import attention_numbers
+from penstock.kernels.sublayers.attention_sublayer import Turns
+from penstock.kernels.sublayers.whole_layer import FirstHalf
 
 _P = ctypes.c_void_p
 
@@ -58,10 +58,10 @@ class SharedExpert(NamedTuple):
 
 
 class MixtureLayer(NamedTuple):
-    """summed, normed = attention(hidden); the layer's result is summed + the blend of the experts that
+    """summed, normed = first(hidden); the layer's result is summed + factor * the blend of the experts that
     `router` chooses for normed, and of the shared expert where there is one."""
 
-    attention: AttentionSublayer
+    first: FirstHalf
     kv: LayerKV
     turns: Turns
     router: ExpertRouter
@@ -77,7 +77,7 @@ class MixtureLayer(NamedTuple):
         expert, gate = (None, None) if self.shared is None else self.shared
         record = None if expert is None else expert.native
         return (
-            *attention_numbers(self.attention, 0 if record is None else record.address, self.kv, self.turns),
+            *self.first.layer_numbers(0 if record is None else record.address, self.kv, self.turns),
             address(gate) or 0,
             self.router.address,
             following,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
+from array import array
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,10 @@ from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, Nat
 from penstock.kernels.sublayers.mixture_layer import GivenChoice, MixtureLayer
 from penstock.kernels.sublayers.native_mixture import NativeMixture
 from penstock.kernels.sublayers.partial_results import MAX_HEAD_DIM, SPLIT_KEYS, partial_bytes
-from penstock.kernels.sublayers.whole_layer import WholeLayer
+from penstock.kernels.sublayers.whole_layer import LayersStep, WholeLayer
+
+if TYPE_CHECKING:
+    from penstock.kernels.sublayers.mixer import Mixer
 
 #: With more tokens the single operations take so long that nothing is saved.
 MOST_TOKENS = 16
@@ -68,30 +71,36 @@ class NativeSublayers:
         self._experts.compute(x, _rows(num_tokens), [(weights, 0, num_tokens)], function, y)
         return y
 
+    def mix(self, mixer: Mixer, x: Tensor, kv: LayerKV, batch: BatchLayout) -> Tensor | None:
+        known = mixer.native
+        if known is None or batch.states is None:
+            return None
+        (num_tokens, _), states = x.shape, array("q", batch.native_states)
+        y = torch.empty(num_tokens, mixer.out.out_features)
+        room, _held = scratch(4 * _scratch_floats(known, num_tokens))
+        self._library.penstock_mix(
+            known.address, x.data_ptr(), num_tokens, *kv.native_states, states.buffer_info()[0],
+            self._activation_bits, y.data_ptr(), room,
+        )  # fmt: skip
+        return y
+
     def layers(
         self, layers: Sequence[WholeLayer], hidden: Tensor, batch: BatchLayout, function: GatedFunction
     ) -> Tensor | None:
         num_tokens, width = hidden.shape
-        records = [(each.attention.native, each.mlp.native) for each in layers]
-        known = [(attention, mlp) for attention, mlp in records if attention is not None and mlp is not None]
-        partials = {_partial_bytes(each.attention, each.kv, batch, num_tokens) for each in layers}
-        is_known = len(known) == len(layers) and (len(partials) == 1 or 0 not in partials)
-        if (
-            not is_known
-            or num_tokens > MOST_TOKENS
-            or any(each.kv.native[4] > MAX_HEAD_DIM for each in layers)
-        ):
+        num_floats = self._num_floats(layers, batch, num_tokens)
+        mlps = [mlp for each in layers if (mlp := each.mlp.native) is not None]
+        if num_floats is None or len(mlps) < len(layers) or num_tokens > MOST_TOKENS:
             return None
-        numbers = [number for each in layers for number in each.numbers]
+        step = LayersStep(batch, num_tokens, self._activation_bits, num_floats)
+        numbers = array("q", [number for each in layers for number in each.numbers])
         y = torch.empty(4, num_tokens, width)
-        attended = torch.empty(max(_scratch_floats(each, num_tokens) for each, _ in known))
-        row_bytes = max(mlp.row_bytes for _, mlp in known)
+        row_bytes = max(mlp.row_bytes for mlp in mlps)
         mlp_scratch = torch.empty(scratch_bytes(1, padded_rows(num_tokens), row_bytes) // 4)
-        shared = torch.empty(max(partials) // 4) if max(partials) else None
         has_clamped = self._library.penstock_layers(
-            (ctypes.c_int64 * len(numbers))(*numbers), len(layers), hidden.data_ptr(), num_tokens,
-            _rows(num_tokens).data_ptr(), batch.slot_mapping.data_ptr(), *batch.native, *gated_code(function),
-            self._activation_bits, y.data_ptr(), attended.data_ptr(), mlp_scratch.data_ptr(), address(shared),
+            numbers.buffer_info()[0], len(layers), step.address, hidden.data_ptr(),
+            _rows(num_tokens).data_ptr(), *gated_code(function), layers[0].first.factor, y.data_ptr(),
+            mlp_scratch.data_ptr(),
         )  # fmt: skip
         if has_clamped:
             self._notice.give()
@@ -105,15 +114,36 @@ class NativeSublayers:
         function: GatedFunction,
         given: Sequence[GivenChoice] = (),
     ) -> NativeMixture | None:
-        known = [native for each in layers if (native := each.attention.native) is not None]
-        partials = {_partial_bytes(each.attention, each.kv, batch, 1) for each in layers}
-        is_known = len(known) == len(layers) and (len(partials) == 1 or 0 not in partials)
-        is_known &= all(each.shared is None or each.shared.expert.native is not None for each in layers)
-        if not is_known or batch.num_tokens != 1 or any(each.kv.native[4] > MAX_HEAD_DIM for each in layers):
+        num_floats = self._num_floats(layers, batch, 1)
+        is_known = all(each.shared is None or each.shared.expert.native is not None for each in layers)
+        if num_floats is None or not is_known or batch.num_tokens != 1:
             return None
-        num_floats = max(_scratch_floats(each, 1) for each in known), max(partials) // 4
-        how = routing, function, self._activation_bits
-        return NativeMixture(self._library, layers, given, batch, how, num_floats, self._notice)
+        step = LayersStep(batch, 1, self._activation_bits, num_floats)
+        return NativeMixture(self._library, layers, given, step, (routing, function), self._notice)
+
+    def _num_floats(
+        self, layers: Sequence[WholeLayer | MixtureLayer], batch: BatchLayout, num_tokens: int
+    ) -> tuple[int, int] | None:
+        """Of the scratch memory of layers, and of attention's partial results, for the layer that needs most.
+        None: a layer is not known, or its states are not at hand."""
+        most, partials = 0, set[int]()
+        for each in layers:
+            known = each.first.native
+            if known is None:
+                return None
+            most = max(most, _scratch_floats(known, num_tokens))
+            if isinstance(each.first, AttentionSublayer):
+                partials.add(_partial_bytes(each.first, each.kv, batch, num_tokens))
+            elif batch.states is None:
+                return None
+        if (len(partials) > 1 and 0 in partials) or any(_is_wide(each) for each in layers):
+            return None
+        return most, max(partials, default=0) // 4
+
+
+def _is_wide(layer: WholeLayer | MixtureLayer) -> bool:
+    """Whether heads of attention are wider than these kernels have them."""
+    return isinstance(layer.first, AttentionSublayer) and layer.kv.native[4] > MAX_HEAD_DIM
 
 
 def _scratch_floats(known: NativeSublayer, num_tokens: int) -> int:

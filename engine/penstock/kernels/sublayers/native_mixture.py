@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.kernels.clamp_notice import ClampNotice
 from penstock.kernels.expert_records import token_scratch_bytes
 from penstock.kernels.mixture.routing import Routed, Routing
-from penstock.kernels.operands import BatchLayout, GatedFunction, address, gated_code
+from penstock.kernels.operands import GatedFunction, gated_code
 from penstock.kernels.scratch import scratch
 from penstock.kernels.sublayers.mixture_layer import (
     ExpertsForRun,
@@ -22,6 +22,7 @@ from penstock.kernels.sublayers.mixture_layer import (
     MixtureRun,
     Stop,
 )
+from penstock.kernels.sublayers.whole_layer import LayersStep
 
 #: Notes of penstock_mixture_layers().
 _ARE_THERE, _HAS_CLAMPED = 1, 2
@@ -32,11 +33,9 @@ class _Record(ctypes.Structure):
     """The mixture_sweep of cpu/sublayers/mixture_layers.h."""
 
     _fields_ = (
-        ("layers", _P), ("given", _P), ("num_layers", _N), ("how", _P), ("slot_mapping", _P),
-        ("block_tables", _P), ("max_blocks", _N), ("query_start", _P), ("context_lens", _P),
-        ("prefix_lens", _P), ("num_seqs", _N), ("kind", _N), ("activation_bits", _N), ("y", _P),
-        ("chosen", _P), ("scores", _P), ("scratch", _P), ("routing", _P), ("partials", _P),
-        ("sharpness", _F), ("limit", _F),
+        ("layers", _P), ("given", _P), ("num_layers", _N), ("how", _P), ("step", _P), ("kind", _N),
+        ("y", _P), ("chosen", _P), ("scores", _P), ("routing", _P), ("sharpness", _F), ("limit", _F),
+        ("factor", _F),
     )  # fmt: skip
 
 
@@ -54,29 +53,25 @@ class NativeMixture:
         library: Any,
         layers: Sequence[MixtureLayer],
         given: Sequence[GivenChoice],
-        batch: BatchLayout,
-        how: tuple[Routing, GatedFunction, int],
-        num_floats: tuple[int, int],
+        step: LayersStep,
+        how: tuple[Routing, GatedFunction],
         notice: ClampNotice,
     ) -> None:
-        """`how`: routing, what lies between an expert's products, and the bits of activations. `num_floats`
-        of the scratch memory of attention, and of its partial results."""
-        routing, function, bits = how
-        width, num_chosen = layers[0].attention.input_norm.shape[0], routing.num_chosen
+        """`how`: routing, and what lies between an expert's products."""
+        routing, function = how
+        width, num_chosen = layers[0].first.input_norm.shape[0], routing.num_chosen
         kind, sharpness, limit = gated_code(function)
         self._library, self._notice, self._layers = library, notice, layers
         self._width, self._num_chosen = width, num_chosen
         self._y, self._scores = torch.empty(4, 1, width), torch.empty(1, num_chosen)
         self._chosen = torch.empty(len(layers) + 1, num_chosen, dtype=torch.int64)
-        room = [torch.empty(number) for number in (num_floats[0], 2 * routing.num_experts, num_floats[1])]
+        room = torch.empty(2 * routing.num_experts)
         numbers = array("q", [number for each in layers for number in each.numbers])
         choices = array("q", [number for each in given for number in _numbers_of(each)])
         self._record = _Record(
             numbers.buffer_info()[0], choices.buffer_info()[0] if given else None, len(layers),
-            routing.native_address, batch.slot_mapping.data_ptr(), *batch.native, kind, bits,
-            self._y.data_ptr(), self._chosen.data_ptr(), self._scores.data_ptr(),
-            room[0].data_ptr(), room[1].data_ptr(), address(room[2] if num_floats[1] else None),
-            sharpness, limit,
+            routing.native_address, step.address, kind, self._y.data_ptr(), self._chosen.data_ptr(),
+            self._scores.data_ptr(), room.data_ptr(), sharpness, limit, layers[0].first.factor,
         )  # fmt: skip
         records = [each.shared.expert.native for each in layers if each.shared is not None]
         self._shared_row_bytes = max(
@@ -84,7 +79,7 @@ class NativeMixture:
         )
         self._address, self._notes = ctypes.addressof(self._record), ctypes.c_int()
         #: What the record points to.
-        self._held = numbers, choices, given, room, batch, routing
+        self._held = numbers, choices, given, room, step, routing
 
     def run(self, first: int, hidden: Tensor, experts: ExpertsForRun, is_begun: bool = False) -> MixtureRun:
         numbers = array("q", [number for each in experts.coming for number in each])

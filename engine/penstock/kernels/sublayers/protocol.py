@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
@@ -13,6 +13,9 @@ from penstock.kernels.operands import BatchLayout, GatedFunction, LayerKV
 from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, Turns
 from penstock.kernels.sublayers.mixture_layer import GivenChoice, MixtureLayer, MixtureSweep
 from penstock.kernels.sublayers.whole_layer import WholeLayer
+
+if TYPE_CHECKING:
+    from penstock.kernels.sublayers.mixer import Mixer
 
 
 class Sublayers(Protocol):
@@ -27,11 +30,17 @@ class Sublayers(Protocol):
     def gated_mlp(self, weights: GatedExpert, x: Tensor, function: GatedFunction) -> Tensor | None:
         """down(f(gate x) * up x): [num_tokens, hidden_size] -> the same shape."""
 
+    def mix(self, mixer: Mixer, x: Tensor, kv: LayerKV, batch: BatchLayout) -> Tensor | None:
+        """What a recurrent layer makes of normed x [num_tokens, hidden_size], of any number of tokens: the
+        same shape; its states are brought up to date. None also where the step's rows have an order of their
+        own for states."""
+
     def layers(
         self, layers: Sequence[WholeLayer], hidden: Tensor, batch: BatchLayout, function: GatedFunction
     ) -> Tensor | None:
-        """The hidden state after layers that follow each other, with gated mlps of one `function`:
-        [num_tokens, hidden_size] -> the same shape; the step's K and V are written in all of them."""
+        """The hidden state after layers that follow each other, with gated mlps of one `function`
+        and one factor: [num_tokens, hidden_size] -> the same shape; the step's K and V are written in all of
+        them, and states brought up to date."""
 
     def mixture(
         self,

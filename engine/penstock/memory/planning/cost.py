@@ -154,7 +154,8 @@ def _alone(step: StepWork) -> StepPrediction:
     waiting = Work("waiting", window.waiting_s if weights.seconds else 0.0, after=(products,))
     written_s = step.written.seconds + step.copied_states.seconds if has_rates else 0.0
     # Without rates of products the lane is at its limits, where these overlap.
-    others = Work(LANE, step.attended_s + written_s, after=(experts, waiting) if has_rates else (products,))
+    between_s = step.attended_s + step.recurrence_s + written_s
+    others = Work(LANE, between_s, after=(experts, waiting) if has_rates else (products,))
     expected = simulate((products, experts, waiting, others))
     seconds = max(limits.seconds, expected.seconds) + _calls_s(step)
     products_s = expected.ends.get(LANE, 0.0) if has_rates else max(terms.values())

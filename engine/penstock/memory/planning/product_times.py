@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.memory.hardware import FormatRates, LaneProfile, ProductRates
+from penstock.memory.hardware import RECURRENCE, FormatRates, LaneProfile, ProductRates
 
 #: Seconds of all that is not a product (norms, attention over a short context, activations, the calls
 #: themselves) in a layer, measured on two cores.
@@ -25,6 +25,15 @@ def multiply_s(
         return product_s(lane.products, round(num_bytes), round(num_elements), rows, own)
     amounts = (num_bytes, lane.memory_gbps), (2 * rows * num_elements, lane.int8_gops)
     return max(amount / rate / 1e9 if rate else 0.0 for amount, rate in amounts)
+
+
+def recurrence_s(lane: LaneProfile, state_bytes: int, num_sequences: int, num_tokens: int) -> float:
+    """Seconds in which so many tokens of all sequences together pass through states of so many bytes a
+    sequence. 0 where recurrences were not measured."""
+    rates = dict(lane.formats).get(RECURRENCE)
+    if not rates or not num_sequences:
+        return 0.0
+    return num_sequences * state_bytes / 4 * _seconds_per_byte(rates, -(-num_tokens // num_sequences))
 
 
 def product_s(

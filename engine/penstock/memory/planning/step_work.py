@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.memory.hardware import HardwareProfile
 from penstock.memory.planning.plan import LayerPlacement, MemoryPlan
+from penstock.memory.planning.product_times import recurrence_s
 from penstock.memory.planning.work import Work
 from penstock.spec import ModelFootprint
 
@@ -108,6 +109,12 @@ class StepWork:
         num_bytes = self.load.spilled_bytes + self.attended_bytes
         num_layers = self.size.num_layers - self.size.num_encoder_layers
         return num_bytes / self.rates["processor"] + num_layers * self.hardware.lane.crossing_s
+
+    @property
+    def recurrence_s(self) -> float:
+        """In which the lane brings states up to date. A step without logits has one sequence."""
+        num_sequences = max(1, self.load.num_sampled)
+        return recurrence_s(self.hardware.lane, self.size.state_bytes, num_sequences, self.load.num_tokens)
 
     # ------------------------------------------------------------ work
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from penstock.kernels import AttentionSpec, BatchLayout, LayerKV
-from penstock.model.architecture import sliding_windows
+from penstock.model.architecture import CONV, sliding_windows
 from penstock.model.attention.sublayer import SublayerCalls
 from penstock.model.config_values import flag, num_layers_of, number, require
 from penstock.model.families.llama_architecture import LlamaArchitecture, LlamaSpec
 from penstock.model.family import GivenRows
+from penstock.model.layer_run import LayerRun, LayersCall, computed
 from penstock.model.layers import AttentionForm, attend, gated_mlp, mlp
 from penstock.model.norms import HeadNorms
-from penstock.model.recurrent.form import CONV
 from penstock.weights.layer_weights import LayerWeights
+
+if TYPE_CHECKING:
+    from penstock.model.recurrent.mixer_calls import MixerCalls
 
 #: Layers of one call of the kernels, at most.
 MOST_TOGETHER = 16
@@ -92,8 +95,13 @@ class Llama(LlamaArchitecture):
     @cached_property
     def _calls_layers(self) -> bool:
         """Whether SublayerCalls computes several layers at once."""
+        return type(self).mlp is Llama.mlp and self._has_plain_layer
+
+    @property
+    def _has_plain_layer(self) -> bool:
+        """Whether a layer is Llama's but for its mlp, and dense mlps have gates."""
         own, plain = type(self), Llama
-        is_plain = own.layer is plain.layer and own.mlp is plain.mlp and own.attention is plain.attention
+        is_plain = own.layer is plain.layer and own.attention is plain.attention
         return is_plain and self.spec.has_gate and self.kernels.sublayers is not None
 
     def layers(
@@ -105,8 +113,17 @@ class Llama(LlamaArchitecture):
         batch: BatchLayout,
         go_on: Callable[[], object],
     ) -> Tensor | None:
+        run = LayerRun(indices, weights, caches, batch, go_on)
+        return computed(run, hidden, [*map(self._call_of, indices, weights)], self.layer)
+
+    def _call_of(self, index: int, weights: LayerWeights) -> LayersCall | None:
+        """What computes several layers of this layer's kind."""
         calls = self._sublayers if self._calls_layers else None
-        return None if calls is None else calls.layers(self, indices, weights, hidden, caches, batch)
+        known = None if calls is None else calls.sublayer(self, index, weights)
+        return None if known is None or known.native is None else self._call_dense
+
+    def _call_dense(self, run: LayerRun, hidden: Tensor) -> Tensor | None:
+        return None if self._sublayers is None else self._sublayers.layers(self, run, hidden)
 
     @cached_property
     def _sublayers(self) -> SublayerCalls | None:
@@ -117,19 +134,30 @@ class Llama(LlamaArchitecture):
         self, index: int, weights: LayerWeights, x: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
         """What attention makes of x [num_tokens, hidden_size], normed."""
-        if self.spec.recurrent is not None and CONV in weights:
-            return self.spec.recurrent.mix(self, weights, x, kv, batch)
+        if CONV in weights:
+            return self.recurrence(weights, x, kv, batch)
         if self.spec.latent is not None:
             return self.spec.latent.attend(self, index, weights, x, kv, batch)
         return attend(self, index, weights, x, kv, batch, self.spec.attention)
+
+    def recurrence(self, weights: LayerWeights, x: Tensor, kv: LayerKV, batch: BatchLayout) -> Tensor:
+        """What a recurrent layer makes of x [num_tokens, hidden_size], normed."""
+        return self.mixers.mix(self, weights, x, kv, batch)
+
+    @cached_property
+    def mixers(self) -> MixerCalls:
+        from penstock.model.recurrent.mixer_calls import MixerCalls  # of hybrids alone
+
+        assert self.spec.recurrent is not None
+        return MixerCalls(self.spec.recurrent)
 
     def mlp(self, index: int, weights: LayerWeights, x: Tensor) -> Tensor:
         """What the mlp makes of x [num_tokens, hidden_size], normed."""
         return (gated_mlp if self.spec.has_gate else mlp)(self, weights, x, self.spec.activation)
 
     def mlp_onto(self, hidden: Tensor, index: int, weights: LayerWeights, x: Tensor) -> Tensor:
-        """The sum of the hidden state and of mlp()."""
-        return hidden + self.mlp(index, weights, x)
+        """The sum of the hidden state and of mlp(), times the branches' factor."""
+        return hidden + _scaled(self.mlp(index, weights, x), self.spec.branch_factor)
 
     def norm_final(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
         return _scaled(self._norm("final_norm", weights, hidden), self.spec.head_factor)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
-from penstock.kernels import BatchLayout, LayerKV
 from penstock.model.config_values import count, num_experts_of, refuse
 from penstock.model.families.llama import Llama
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.heads.mtp import MTPHead
+from penstock.model.layer_run import LayerRun, LayersCall
 from penstock.model.mixture.mixture import Mixture, mixture_mlp
 from penstock.model.mixture.mixture_calls import MixtureCalls
 from penstock.spec import DECODER, ModelSpec
@@ -79,6 +78,12 @@ class MixtureFamily(Llama):
         return tuple(self.spec.mixture.in_layer(index) for index in range(self.spec.num_layers))
 
     @cached_property
+    def _calls_layers(self) -> bool:
+        """Of the layers without experts."""
+        own, plain = type(self), MixtureFamily
+        return own.mlp is plain.mlp and own.mlp_onto is plain.mlp_onto and self._has_plain_layer
+
+    @cached_property
     def _calls_mixtures(self) -> MixtureCalls | None:
         """None: the family's layers are computed one by one."""
         own, mixture, calls = type(self), self.spec.mixture, self._sublayers
@@ -87,19 +92,16 @@ class MixtureFamily(Llama):
             return None
         return MixtureCalls(calls) if mixture.is_plain else None
 
-    def layers(
-        self,
-        indices: Sequence[int],
-        weights: Sequence[LayerWeights],
-        hidden: Tensor,
-        caches: Sequence[LayerKV],
-        batch: BatchLayout,
-        go_on: Callable[[], object],
-    ) -> Tensor | None:
+    def _call_of(self, index: int, weights: LayerWeights) -> LayersCall | None:
         calls = self._calls_mixtures
-        if calls is None:
-            return None
-        return calls.layers(self, self.spec.mixture, indices, weights, hidden, caches, batch, go_on)
+        if "router" not in weights or weights.expert_run is None or calls is None:
+            return None if "router" in weights else super()._call_of(index, weights)
+        known = calls.first_half(self, index, weights)
+        return None if known is None or known.native is None else self._call_mixtures
+
+    def _call_mixtures(self, run: LayerRun, hidden: Tensor) -> Tensor | None:
+        calls = self._calls_mixtures
+        return None if calls is None else calls.layers(self, self.spec.mixture, run, hidden)
 
     def mlp(self, index: int, weights: LayerWeights, x: Tensor) -> Tensor:
         if "router" in weights:
@@ -107,7 +109,8 @@ class MixtureFamily(Llama):
         return super().mlp(index, weights, x)
 
     def mlp_onto(self, hidden: Tensor, index: int, weights: LayerWeights, x: Tensor) -> Tensor:
-        if "router" in weights and type(self).mlp is MixtureFamily.mlp:
+        is_summed = self.spec.branch_factor == 1.0 and type(self).mlp is MixtureFamily.mlp
+        if "router" in weights and is_summed:
             return mixture_mlp(self, weights, x, self._mixtures[index], hidden)
         return super().mlp_onto(hidden, index, weights, x)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ from penstock.kernels.sublayers.attention_sublayer import AttentionSublayer, Tur
 from penstock.kernels.sublayers.mixture_layer import GivenChoice, MixtureLayer, MixtureSweep
 from penstock.kernels.sublayers.protocol import Sublayers
 from penstock.kernels.sublayers.whole_layer import WholeLayer
+
+if TYPE_CHECKING:
+    from penstock.kernels.sublayers.mixer import Mixer
 
 #: The share of scores that a guess knows, so that it finds about 80% of a token's experts by the usual
 #: popularity. Others measured 70 to 89% in trained models.
@@ -132,6 +136,9 @@ class _DrawnSublayers(Sublayers):
 
     def gated_mlp(self, weights: GatedExpert, x: Tensor, function: GatedFunction) -> Tensor | None:
         return self._sublayers.gated_mlp(weights, x, function)
+
+    def mix(self, mixer: Mixer, x: Tensor, kv: LayerKV, batch: BatchLayout) -> Tensor | None:
+        return self._sublayers.mix(mixer, x, kv, batch)
 
     def layers(
         self, layers: Sequence[WholeLayer], hidden: Tensor, batch: BatchLayout, function: GatedFunction

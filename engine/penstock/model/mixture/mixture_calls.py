@@ -3,14 +3,13 @@ experts are in memory. The plain form is Llama.layer() with mixture_mlp()."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from penstock.kernels import BatchLayout, LayerKV
 from penstock.kernels.sublayers.mixture_layer import (
     ExpertRouter,
     MixtureLayer,
@@ -18,14 +17,16 @@ from penstock.kernels.sublayers.mixture_layer import (
     MixtureSweep,
     SharedExpert,
 )
+from penstock.kernels.sublayers.whole_layer import FirstHalf
 from penstock.model.attention.sublayer import SublayerCalls, turns_of
+from penstock.model.layer_run import LayerRun
 from penstock.model.mixture.mixture import Mixture, mixed
 from penstock.spec import UnitKey
 from penstock.weights.expert_table import ExpertRun
 from penstock.weights.layer_weights import LayerWeights
 
 if TYPE_CHECKING:
-    from penstock.model.families.llama_architecture import LlamaArchitecture
+    from penstock.model.families.mixture_frame import MixtureFamily
 
 
 class MixtureCalls:
@@ -36,49 +37,31 @@ class MixtureCalls:
         # As in SublayerCalls, which says why the family is not kept.
         self._routers = WeakKeyDictionary[LayerWeights, ExpertRouter]()
 
-    def layers(
-        self,
-        family: LlamaArchitecture,
-        mixture: Mixture,
-        indices: Sequence[int],
-        weights: Sequence[LayerWeights],
-        hidden: Tensor,
-        caches: Sequence[LayerKV],
-        batch: BatchLayout,
-        go_on: Callable[[], object],
-    ) -> Tensor | None:
-        """Family.layers() of layers of which each has experts."""
-        sublayers, runs = family.kernels.sublayers, [own for each in weights if (own := each.expert_run)]
-        if sublayers is None or len(runs) < len(weights) or len(hidden) != 1 or batch.copied_rows is not None:
-            return None
-        together = self._together(family, mixture, indices, weights, caches, batch)
-        if together is None:
-            return None
-        sweep = sublayers.mixture(together, batch, mixture.routing, mixture.function)
-        return None if sweep is None else _compute(family, mixture, sweep, runs, weights, hidden, go_on)
+    def first_half(self, family: MixtureFamily, index: int, weights: LayerWeights) -> FirstHalf | None:
+        """SublayerCalls.sublayer()"""
+        return self._attentions.sublayer(family, index, weights)
 
-    def _together(
-        self,
-        family: LlamaArchitecture,
-        mixture: Mixture,
-        indices: Sequence[int],
-        weights: Sequence[LayerWeights],
-        caches: Sequence[LayerKV],
-        batch: BatchLayout,
-    ) -> list[MixtureLayer] | None:
-        """None: the kernels have no call for one of these layers."""
-        together = list[MixtureLayer]()
+    def layers(self, family: MixtureFamily, mixture: Mixture, run: LayerRun, hidden: Tensor) -> Tensor | None:
+        """Layers with experts, whose first halves kernels know. None: nothing was computed."""
+        sublayers, batch = family.kernels.sublayers, run.batch
+        if sublayers is None or len(hidden) != 1 or batch.copied_rows is not None:
+            return None
+        together = self._together(family, mixture, run)
+        sweep = sublayers.mixture(together, batch, mixture.routing, mixture.function)
+        return None if sweep is None else _compute(family, mixture, sweep, run, hidden)
+
+    def _together(self, family: MixtureFamily, mixture: Mixture, run: LayerRun) -> list[MixtureLayer]:
+        together, weights, batch = list[MixtureLayer](), run.weights, run.batch
         behind = [*weights[1:], *_behind(weights[-1])]
-        for place, (index, own, kv) in enumerate(zip(indices, weights, caches, strict=True)):
-            attention = self._attentions.sublayer(family, index, own)
-            if attention is None or attention.native is None or "router" not in own:
-                return None
+        for place, (index, own, kv) in enumerate(zip(run.indices, weights, run.caches, strict=True)):
+            first = self.first_half(family, index, own)
+            assert first is not None
             following = behind[place] if place < len(behind) and own.next_experts is not None else None
             router = self._router(following) if following is not None and "router" in following else None
             turns = turns_of(family, index, batch)
             gate = own.vector("shared_gate") if mixture.has_shared_gate else None
             shared = SharedExpert(own.gated, gate) if mixture.shared_size else None
-            together.append(MixtureLayer(attention, kv, turns, self._router(own), shared, router))
+            together.append(MixtureLayer(first, kv, turns, self._router(own), shared, router))
         return together
 
     def _router(self, weights: LayerWeights) -> ExpertRouter:
@@ -96,22 +79,17 @@ def _behind(weights: LayerWeights) -> list[LayerWeights]:
 
 
 def _compute(
-    family: LlamaArchitecture,
-    mixture: Mixture,
-    sweep: MixtureSweep,
-    runs: Sequence[ExpertRun],
-    weights: Sequence[LayerWeights],
-    hidden: Tensor,
-    go_on: Callable[[], object],
+    family: MixtureFamily, mixture: Mixture, sweep: MixtureSweep, whole: LayerRun, hidden: Tensor
 ) -> Tensor:
     """The hidden state after all layers of a sweep."""
-    done, is_begun = 0, False
+    weights, done, is_begun = whole.weights, 0, False
+    runs = [own for each in weights if (own := each.expert_run)]
     while done < len(weights):
         run = _run(sweep, runs, done, hidden, is_begun)
         hidden, done, is_begun, stop = run.hidden, run.end, False, run.stop
         if stop is None:
             break
-        go_on()
+        whole.go_on()
         behind, guess = weights[done].next_experts, None
         if behind is not None and stop.guessed is not None:
             guess = partial(behind.expect, stop.guessed)
@@ -119,7 +97,9 @@ def _compute(
             guess()
             is_begun = True
         else:
-            hidden = mixed(family, weights[done], stop.normed, mixture, stop.routed, guess, stop.summed)
+            factor, onto = family.spec.branch_factor, stop.summed
+            rest = partial(mixed, family, weights[done], stop.normed, mixture, stop.routed, guess)
+            hidden = rest(onto) if factor == 1.0 else onto + rest() * factor
             done += 1
     return hidden
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import BatchLayout, Kernels, LayerKV
-from penstock.model.architecture import linear_tensors
+from penstock.kernels.sublayers.mixer import Mixer
+from penstock.model.architecture import CONV, linear_tensors
 from penstock.model.config_values import count, refuse
 from penstock.model.family import Family
 from penstock.model.recurrent.form import Fed, conv_tensors, convolve, recur
@@ -134,24 +135,40 @@ class GatedDeltaNet:
         logits = family.kernels.router_scores(x, weights.vector("gates"), None, "none")
         if self.is_grouped:
             logits = logits.view(len(x), self.num_key_heads, 2, -1).transpose(1, 2).reshape(len(x), -1)
-        beta, step = logits.double().chunk(2, dim=1)
-        beta = (self.beta_factor * torch.sigmoid(beta)).float()
-        return beta, decay_of(weights, softplus(step + weights.vector("dt_bias")))
+        beta, step = logits.chunk(2, dim=1)
+        _, decay = family.kernels.decays(step, weights.vector("dt_bias"), weights.vector("a_log"))
+        return family.kernels.gates(beta, self.beta_factor), decay
+
+    def mixer(self, spec: ModelSpec, weights: LayerWeights) -> Mixer:
+        return Mixer(
+            kind="delta net",
+            into=weights.matrix("mixer_in"),
+            gate=None if self.is_grouped else weights.matrix("mixer_gate"),
+            out=weights.matrix("mixer_out"),
+            gates=weights.vector("gates"),
+            conv=weights.vector(CONV),
+            dt_bias=weights.vector("dt_bias"),
+            a_log=weights.vector("a_log"),
+            norm=weights.vector("mixer_norm"),
+            norm_eps=spec.norm_eps if self.norm_eps is None else self.norm_eps,
+            num_heads=self.num_value_heads,
+            num_key_heads=self.num_key_heads,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            is_grouped=self.is_grouped,
+            beta_factor=self.beta_factor,
+            lengths=(length_weight(self.key_dim, self.key_dim**-0.5), length_weight(self.key_dim, 1.0)),
+            length_eps=LENGTH_EPS / self.key_dim,
+        )
 
 
 def of_length(kernels: Kernels, x: Tensor, length: float) -> Tensor:
     """Each head of q or k [num_tokens, num_heads, dim], made so long. An RMS norm makes a vector as long as
     the root of its dimension, and its eps is a share of that."""
     dim = x.shape[-1]
-    return kernels.rms_norm(x, x.new_full((dim,), length * dim**-0.5), LENGTH_EPS / dim)
+    return kernels.rms_norm(x, x.new_full((dim,), length_weight(dim, length)), LENGTH_EPS / dim)
 
 
-def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x) of float64 numbers."""
-    return torch.nn.functional.softplus(x)
-
-
-def decay_of(weights: LayerWeights, step: Tensor) -> Tensor:
-    """exp(-e^a * step) for each head [num_tokens, num_heads, ...], from float64 to float32. The last bits of
-    torch's functions depend on where in a tensor a number lies; rounding removes them."""
-    return (-weights.vector("a_log").double().exp() * step).exp().float()
+def length_weight(dim: int, length: float) -> float:
+    """The weight of an RMS norm that makes vectors so long."""
+    return float(length * dim**-0.5)

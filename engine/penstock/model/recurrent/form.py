@@ -5,20 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.kernels import BatchLayout, LayerKV
+from penstock.model.architecture import CONV
 from penstock.model.family import Family
 from penstock.spec import ModelSpec
 from penstock.state_layout import StateLayout
 from penstock.weights.layer_weights import LayerWeights
 from penstock.weights.tensors import TensorSpec
 
-#: The tensor that every form has, and no other layer: the weights of its convolution.
-CONV = "conv"
+if TYPE_CHECKING:
+    from penstock.kernels.sublayers.mixer import Mixer
 
 
 class RecurrentForm(Protocol):
@@ -37,6 +38,9 @@ class RecurrentForm(Protocol):
     ) -> Tensor:
         """What the recurrence makes of normed x [num_tokens, hidden_size], with the output projection."""
 
+    def mixer(self, spec: ModelSpec, weights: LayerWeights) -> Mixer:
+        """The same for kernels that compute it in one call."""
+
 
 def conv_tensors(channels: int, width: int, part: str, has_bias: bool) -> tuple[TensorSpec, ...]:
     """The weights of a short convolution, and its bias."""
@@ -47,7 +51,7 @@ def conv_tensors(channels: int, width: int, part: str, has_bias: bool) -> tuple[
 
 def convolve(family: Family, weights: LayerWeights, x: Tensor, kv: LayerKV, batch: BatchLayout) -> Tensor:
     """The short convolution of x [num_tokens, channels], whose state is the layer's first."""
-    weight, bias = weights.vector(CONV)[:, 0].t().contiguous(), weights.optional(f"{CONV}.bias")
+    weight, bias = weights.vector(CONV)[:, 0].t(), weights.optional(f"{CONV}.bias")
 
     def compute(fed: Sequence[Tensor], states: Tensor, layout: BatchLayout) -> Tensor:
         return family.kernels.short_conv(fed[0], weight, bias, states, layout)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from penstock.kernels import BatchLayout, LayerKV
-from penstock.model.architecture import linear_tensors
+from penstock.kernels.sublayers.mixer import Mixer
+from penstock.model.architecture import CONV, linear_tensors
 from penstock.model.config_values import count
 from penstock.model.family import Family
-from penstock.model.recurrent.delta_net import of_length, softplus
-from penstock.model.recurrent.form import CONV, Fed, convolve, recur
+from penstock.model.recurrent.delta_net import LENGTH_EPS, length_weight, of_length
+from penstock.model.recurrent.form import Fed, convolve, recur
 from penstock.spec import ModelSpec
 from penstock.state_layout import StateLayout, StatePart
 from penstock.weights.layer_weights import LayerWeights
@@ -104,7 +104,7 @@ class KimiDeltaAttention:
         q, k = of_length(kernels, q, dim**-0.5), of_length(kernels, k, 1.0)
         y = recur(family, Fed(q, k, v, decay, beta), kv, batch)
         y = kernels.rms_norm(y, weights.vector("mixer_norm"), family.spec.norm_eps).flatten(1)
-        return family.project(weights, "mixer_out", y * torch.sigmoid(gate.double()).float())
+        return family.project(weights, "mixer_out", y * kernels.gates(gate))
 
     def _gates(self, family: Family, weights: LayerWeights, x: Tensor) -> tuple[Tensor, Tensor]:
         """beta [num_tokens, num_heads] and the decay [num_tokens, num_heads, head_dim]."""
@@ -112,13 +112,34 @@ class KimiDeltaAttention:
         beta, bias = scores(x, weights.vector("gates"), None, "none"), weights.vector("dt_bias")
         if self.is_narrow:
             beta, narrow = beta.split_with_sizes((self.num_heads, self.head_dim), dim=1)
-            step = scores(narrow, weights.vector("decay_b"), bias, "none").double()
+            step, own = scores(narrow, weights.vector("decay_b"), bias, "none"), None
         else:
-            step = family.project(weights, "mixer_decay", x).double() + bias
-        step, rate = step.view(-1, self.num_heads, self.head_dim), weights.vector("a_log").double().exp()
-        rate = rate.view(self.num_heads, 1)
-        if self.lower_bound is None:
-            exponent = -rate * softplus(step)
-        else:
-            exponent = self.lower_bound * torch.sigmoid(rate * step)
-        return torch.sigmoid(beta.double()).float(), exponent.exp().float()
+            step, own = family.project(weights, "mixer_decay", x), bias
+        step = step.view(-1, self.num_heads, self.head_dim)
+        _, decay = family.kernels.decays(step, own, weights.vector("a_log"), bound=self.lower_bound)
+        return family.kernels.gates(beta), decay
+
+    def mixer(self, spec: ModelSpec, weights: LayerWeights) -> Mixer:
+        dim, is_narrow = self.head_dim, self.is_narrow
+        return Mixer(
+            kind="kimi delta",
+            into=weights.matrix("mixer_in"),
+            gate_in=weights.matrix("mixer_gate_a") if is_narrow else None,
+            gate=weights.matrix("mixer_gate_b" if is_narrow else "mixer_gate"),
+            step=None if is_narrow else weights.matrix("mixer_decay"),
+            out=weights.matrix("mixer_out"),
+            gates=weights.vector("gates"),
+            decay=weights.vector("decay_b") if is_narrow else None,
+            conv=weights.vector(CONV),
+            dt_bias=weights.vector("dt_bias"),
+            a_log=weights.vector("a_log"),
+            norm=weights.vector("mixer_norm"),
+            norm_eps=spec.norm_eps,
+            num_heads=self.num_heads,
+            num_key_heads=self.num_heads,
+            key_dim=dim,
+            value_dim=dim,
+            bound=self.lower_bound,
+            lengths=(length_weight(dim, dim**-0.5), length_weight(dim, 1.0)),
+            length_eps=LENGTH_EPS / dim,
+        )

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import BatchLayout, LayerKV
-from penstock.model.architecture import linear_tensors
+from penstock.kernels.sublayers.mixer import Mixer
+from penstock.model.architecture import CONV, linear_tensors
 from penstock.model.family import Family
-from penstock.model.recurrent.delta_net import decay_of, softplus
 from penstock.model.recurrent.form import Fed, conv_tensors, convolve, recur
 from penstock.spec import ModelSpec
 from penstock.state_layout import StateLayout, StatePart
@@ -83,11 +83,34 @@ class Mamba2:
         x, b, c = mixed.split_with_sizes((self._num_values, num_keys, num_keys), dim=1)
         x = x.view(-1, self.num_heads, self.head_dim)
         b, c = (each.view(-1, self.num_groups, self.state_size) for each in (b, c))
-        step = softplus(step.double() + weights.vector("dt_bias")).clamp(*self.step_limits)
-        v = x * step.float()[..., None]
-        y = recur(family, Fed(c, b, v, decay_of(weights, step)), kv, batch)
+        biases, rates = weights.vector("dt_bias"), weights.vector("a_log")
+        step, decay = kernels.decays(step, biases, rates, self.step_limits)
+        y = recur(family, Fed(c, b, x * step[..., None], decay), kv, batch)
         y = (y + x * weights.vector("skip")[:, None]).flatten(1)
         return family.project(weights, "mixer_out", self._gated(family, weights, y, gate))
+
+    def mixer(self, spec: ModelSpec, weights: LayerWeights) -> Mixer:
+        return Mixer(
+            kind="mamba2",
+            into=weights.matrix("mixer_in"),
+            in_bias=weights.optional("mixer_in.bias"),
+            out=weights.matrix("mixer_out"),
+            out_bias=weights.optional("mixer_out.bias"),
+            conv=weights.vector(CONV),
+            conv_bias=weights.optional(f"{CONV}.bias"),
+            dt_bias=weights.vector("dt_bias"),
+            a_log=weights.vector("a_log"),
+            skip=weights.vector("skip"),
+            norm=weights.vector("mixer_norm") if self.norm else None,
+            norm_eps=spec.norm_eps,
+            is_norm_before=self.norm == "before",
+            num_heads=self.num_heads,
+            num_key_heads=self.num_groups,
+            key_dim=self.state_size,
+            value_dim=self.head_dim,
+            step_limits=self.step_limits,
+            factors=self.in_factors,
+        )
 
     def _inputs(self, family: Family, weights: LayerWeights, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The gate [num_tokens, values]; x, b and c side by side [num_tokens, channels]; the steps

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from penstock.kernels import BatchLayout, LayerKV
-from penstock.model.architecture import linear_tensors
+from penstock.kernels.sublayers.mixer import Mixer
+from penstock.model.architecture import CONV, linear_tensors
 from penstock.model.family import Family
 from penstock.model.recurrent.form import conv_tensors, convolve
 from penstock.spec import ModelSpec
@@ -43,3 +44,14 @@ class GatedConv:
     ) -> Tensor:
         b, c, x = family.project(weights, "mixer_in", x).chunk(3, dim=1)
         return family.project(weights, "mixer_out", c * convolve(family, weights, b * x, kv, batch))
+
+    def mixer(self, spec: ModelSpec, weights: LayerWeights) -> Mixer:
+        return Mixer(
+            kind="short conv",
+            into=weights.matrix("mixer_in"),
+            in_bias=weights.optional("mixer_in.bias"),
+            out=weights.matrix("mixer_out"),
+            out_bias=weights.optional("mixer_out.bias"),
+            conv=weights.vector(CONV),
+            conv_bias=weights.optional(f"{CONV}.bias"),
+        )

@@ -46,18 +46,14 @@ typedef struct {
     const given_choice *given; /* of each layer; NULL: routers choose */
     int64_t num_layers;
     const routing *how;
-    const int64_t *slot_mapping;
-    const int32_t *block_tables;
-    int64_t max_blocks;
-    const int32_t *query_start, *context_lens, *prefix_lens;
-    int64_t num_seqs, kind, activation_bits;
-    float *y;         /* [4, width]: see penstock_mixture_layers() */
-    int64_t *chosen;  /* [num_layers + 1, num_chosen] */
-    float *scores;    /* [num_chosen] */
-    float *scratch;   /* of penstock_attention_sublayer, for the layer that needs most */
-    float *routing;   /* scratch memory of penstock_route */
-    float *partials;  /* of penstock_attention_sublayer */
+    const layers_step *step; /* of one token */
+    int64_t kind;
+    float *y;        /* [4, width]: see penstock_mixture_layers() */
+    int64_t *chosen; /* [num_layers + 1, num_chosen] */
+    float *scores;   /* [num_chosen] */
+    float *routing;  /* scratch memory of penstock_route */
     float sharpness, limit;
+    float factor; /* of what is added to the hidden state */
 } mixture_sweep;
 
 /* Where an expert's weights are; NULL: not in memory. What has arrived since the last look is put into its table. */
@@ -85,19 +81,19 @@ static bool choose_experts(const mixture_sweep *s, const expert_router *r, const
     return are_there;
 }
 
-/* y = summed + (y + the shared expert of `normed`, times the sigmoid of its gate). `shared` is [width]. */
-static void add_shared(const mixture_sweep *s, const mixture_layer *m, const float *summed, const float *normed,
-                       int64_t width, float *y, float *shared, void *scratch) {
+/* y += the shared expert of `normed`, times the sigmoid of its gate. `shared` is [width]. */
+static void add_shared(const mixture_sweep *s, const mixture_layer *m, const float *normed, int64_t width, float *y,
+                       float *shared, void *scratch) {
     const int64_t row = 0;
     const expert whole = {m->layer.mlp, 0, 1};
-    gated_experts(normed, width, &row, &whole, 1, (int)s->kind, s->sharpness, s->limit, (int)s->activation_bits, shared,
-                  scratch);
+    gated_experts(normed, width, &row, &whole, 1, (int)s->kind, s->sharpness, s->limit, (int)s->step->activation_bits,
+                  shared, scratch);
     if (m->shared_gate) {
         float score;
         penstock_router_scores(normed, width, 1, width, m->shared_gate, NULL, 1, SIGMOID, &score);
         penstock_weighted_sum(shared, &row, &score, NULL, 1, 1, width, shared);
     }
-    for (int64_t i = 0; i < width; i++) y[i] = summed[i] + (y[i] + shared[i]);
+    for (int64_t i = 0; i < width; i++) y[i] += shared[i];
 }
 
 /* Computes layers from layer i on, up to one whose experts, or those that are guessed for the layer behind it, are not
@@ -110,7 +106,7 @@ static void add_shared(const mixture_sweep *s, const mixture_layer *m, const flo
  * experts are in memory. `expert_scratch` is that of penstock_token_experts, and of a shared expert's gated_experts. */
 EXPORT int64_t penstock_mixture_layers(const mixture_sweep *s, int64_t i, int is_begun, const float *hidden,
                                        const coming_experts *coming, void *expert_scratch, int *notes) {
-    const int64_t width = s->layers[0].layer.attention->qkv->in_features, n = s->how->num_chosen;
+    const int64_t width = width_of(&s->layers[0].layer), n = s->how->num_chosen;
     float *summed = s->y + width, *normed = summed + width, *shared = normed + width, guessed_scores[n];
     const expert_weights *weights[n], *guessed_weights[n];
     for (*notes = 0; i < s->num_layers; i++, hidden = s->y, is_begun = false) {
@@ -122,12 +118,7 @@ EXPORT int64_t penstock_mixture_layers(const mixture_sweep *s, int64_t i, int is
             for (int64_t e = 0; e < n; e++)
                 if (!(weights[e] = m->router->experts[chosen[e]])) return i;
         } else {
-            const int has_clamped = penstock_attention_sublayer(
-                l->attention, hidden, 1, l->cos, l->sin, l->half, s->slot_mapping, l->k_cache, l->v_cache, (int)l->form,
-                l->num_kv_heads, l->head_dim, l->block_size, s->block_tables, s->max_blocks, s->query_start,
-                s->context_lens, s->prefix_lens, s->num_seqs, (int)s->activation_bits, summed, normed, s->scratch,
-                s->partials);
-            if (has_clamped) *notes |= HAS_CLAMPED;
+            if (begin_layer(l, s->step, hidden, summed, normed)) *notes |= HAS_CLAMPED;
             const bool are_there = choose_experts(s, m->router, normed, width, given ? given->experts : NULL,
                                                   coming, chosen, s->scores, weights);
             if (given) memcpy(s->scores, given->scores, n * sizeof *s->scores);
@@ -138,9 +129,11 @@ EXPORT int64_t penstock_mixture_layers(const mixture_sweep *s, int64_t i, int is
                 return i;
             if (!are_there) return i;
         }
-        penstock_token_experts(normed, weights, n, (int)s->kind, s->sharpness, s->limit, (int)s->activation_bits,
-                               s->scores, l->mlp ? NULL : summed, s->y, expert_scratch);
-        if (l->mlp) add_shared(s, m, summed, normed, width, s->y, shared, expert_scratch);
+        const bool is_added = !l->mlp && s->factor == 1.0f;
+        penstock_token_experts(normed, weights, n, (int)s->kind, s->sharpness, s->limit, (int)s->step->activation_bits,
+                               s->scores, is_added ? summed : NULL, s->y, expert_scratch);
+        if (l->mlp) add_shared(s, m, normed, width, s->y, shared, expert_scratch);
+        if (!is_added) add_branch(summed, s->y, s->factor, width, s->y);
     }
     return i;
 }

@@ -149,8 +149,7 @@ class FalconH1(Llama):
         self, index: int, weights: LayerWeights, x: Tensor, kv: LayerKV, batch: BatchLayout
     ) -> Tensor:
         spec = self.spec
-        assert spec.recurrent is not None
-        mixed = spec.recurrent.mix(self, weights, x, kv, batch) * spec.mamba_out
+        mixed = self.recurrence(weights, x, kv, batch) * spec.mamba_out
         attended = attend(self, index, weights, x * spec.attention_in, kv, batch, spec.attention)
         return mixed + attended * spec.attention_out
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import BatchLayout, LayerKV, Routing
+from penstock.model.architecture import CONV
 from penstock.model.config_values import count, flag, number, refuse, require
 from penstock.model.families.deepseek_mixture import groups_of
 from penstock.model.families.hybrid.layers import with_recurrence
@@ -16,7 +17,6 @@ from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, MixtureSpec, chosen_of
 from penstock.model.layers import activation_function
 from penstock.model.mixture.mixture import Mixture, MixtureNames
-from penstock.model.recurrent.form import CONV
 from penstock.model.recurrent.mamba2 import Mamba2
 from penstock.spec import ModelSpec
 from penstock.weights.formats.weight_format import INT8

@@ -8,13 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels import BatchLayout, LayerKV
-from penstock.model.architecture import linear_tensors
+from penstock.model.architecture import CONV, linear_tensors
 from penstock.model.config_values import count, flag, num_layers_of, require
 from penstock.model.families.dense.olmo import Olmo2
 from penstock.model.families.hybrid.layers import linear_layers, with_recurrence
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.recurrent.delta_net import GatedDeltaNet
-from penstock.model.recurrent.form import CONV
 from penstock.model.rope import read_rope
 from penstock.spec import ModelSpec
 from penstock.weights.checkpoints.checkpoint import Checkpoint
