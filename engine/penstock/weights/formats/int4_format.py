@@ -28,8 +28,6 @@ from penstock.weights.formats.weight_format import (
     quantized,
     rows_of_parts,
 )
-from penstock.weights.quantize_int4 import CODES, Int4RowQuantizer, quantize_int4
-from penstock.weights.tensor_quantizer import TensorQuantizer
 from penstock.weights.tensor_source import TensorSource, is_transposed
 
 if TYPE_CHECKING:
@@ -161,6 +159,9 @@ class Int4:
         num_threads: int = 1,
         with_loss: bool = False,
     ) -> dict[str, Loss]:
+        from penstock.weights.quantize_int4 import Int4RowQuantizer
+        from penstock.weights.tensor_quantizer import TensorQuantizer
+
         whole, losses = self.operand(arrays), dict[str, Loss]()
         for part, entry, start, end in rows_of_parts(source, tensor):
             rows = whole.rows(start, end)
@@ -180,9 +181,13 @@ class Int4:
         return exact  # the entry has made floats of the codes
 
     def from_rows(self, rows: Tensor) -> Int4Tensor:
+        from penstock.weights.quantize_int4 import CODES, quantize_int4
+
         return quantize_int4(rows, self.group_size, CODES[self.form.codebook])
 
     def fill_random(self, arrays: Sequence[Tensor], generator: torch.Generator) -> None:
+        from penstock.weights.quantize_int4 import CODES
+
         matrix = self.operand(arrays)
         matrix.codes.random_(0, 256, generator=generator)
         for name, value in (("sub_scale", 1), ("sub_minimum", 8), ("minimum", 0.0)):
