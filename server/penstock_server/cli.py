@@ -180,6 +180,7 @@ def _rm(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _plan(options: argparse.Namespace, settings: Settings) -> int:
+    from penstock_server.commands.budget import budget_of
     from penstock_server.commands.planning import architecture_table, model_table, plan_report
     from penstock_server.commands.planning.other_machine import OtherMachine
 
@@ -188,7 +189,8 @@ def _plan(options: argparse.Namespace, settings: Settings) -> int:
     if options.table:
         return model_table.run_table(settings)
     other = OtherMachine.of(options.card, options.processor)
-    return plan_report.run_plan(settings, options.shape, other, options.price_per_hour, options.json)
+    budget = budget_of(settings, options.fit, options.bits)
+    return plan_report.run_plan(settings, options.shape, other, options.price_per_hour, options.json, budget)
 
 
 def _hardware(options: argparse.Namespace, settings: Settings) -> int:
@@ -227,8 +229,10 @@ def _convert(options: argparse.Namespace, settings: Settings) -> int:
     num_tokens = CALIBRATION_TOKENS if num_tokens is None else num_tokens
     with closing(begin_checksums(settings)) as checksums:
         from penstock_server.commands import converting
+        from penstock_server.commands.budget import budget_of
 
-        return converting.run_convert(settings, options.target, text, num_tokens, checksums)
+        budget = budget_of(settings, options.fit, options.bits)
+        return converting.run_convert(settings, options.target, text, num_tokens, checksums, budget)
 
 
 def _fill(options: argparse.Namespace, settings: Settings) -> int:

@@ -220,6 +220,20 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
         "--calibration-tokens", type=int, metavar="N", default=argparse.SUPPRESS,
         help=f"tokens of the text that are used (default: {CALIBRATION_TOKENS})",
     )  # fmt: skip
+    _add_budget(parser)
+
+
+def _add_budget(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fit", type=parse_bytes, metavar="SIZE",
+        help="choose the format of each matrix (2, 3, 4 or 8 bits), so that all weights fit and lose least",
+    )  # fmt: skip
+    parser.add_argument(
+        "--bits",
+        type=float,
+        metavar="N",
+        help="the same for so many bits, on average, for each weight of the layers",
+    )
 
 
 def _add_pull(parser: argparse.ArgumentParser) -> None:
@@ -245,6 +259,7 @@ def _add_rm(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
+    _add_budget(parser)
     _add_shape(parser, "a well-known model in place of MODEL")
     cards = ", ".join(card.name for card in CARDS)
     parser.add_argument(

@@ -16,6 +16,7 @@ from penstock.kernels import choose_kernels, use_processor
 from penstock.memory.hardware import num_physical_cores
 from penstock.model.registry import OpenModel
 from penstock.weights.checkpoints.checksums import Checksums
+from penstock.weights.conversion.fitted_formats import BitBudget, fit_store
 from penstock.weights.conversion.manifest import verify
 from penstock.weights.conversion.report import ConversionReport
 from penstock_server.facade.figures import gigabytes
@@ -46,13 +47,21 @@ class ProgressBar:
 
 
 def run_convert(
-    settings: Settings, target: Path, text: Path | None, num_tokens: int, begun: Checksums | None = None
+    settings: Settings,
+    target: Path,
+    text: Path | None,
+    num_tokens: int,
+    begun: Checksums | None = None,
+    budget: BitBudget | None = None,
 ) -> int:
     """Converts a model. With a text, the first `num_tokens` tokens of the text serve to compensate rounding
-    errors (GPTQ). `begun` are checksums of the source that are computed already. Raises PenstockError."""
+    errors (GPTQ). `begun` are checksums of the source that are computed already. With a budget, each matrix
+    has the format that fits there best. Raises PenstockError."""
     content = read_text(text) if text is not None else None
     opened = open_source(settings)
     with opened.store.checkpoint:
+        if budget is not None:
+            print("\n".join(fit_store(opened.store, budget)))
         rounding = None
         if content is not None:
             rounding = _calibration(opened, load_tokenizer(settings, opened), content, num_tokens)

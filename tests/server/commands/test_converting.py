@@ -46,6 +46,21 @@ def test_convert_resume_and_verify(
     assert "model-layer-00000" in capsys.readouterr().err
 
 
+def test_a_budget_is_planned_and_kept(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """convert says what plan has said."""
+    out, budget = tmp_path / "out", ["--bits", "6"]
+    assert cli.main(["plan", str(tiny_llama), *budget]) == 0
+    planned = [line for line in capsys.readouterr().out.splitlines() if "for each weight" in line]
+    assert cli.main(["convert", str(tiny_llama), str(out), *budget]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == planned[0]
+    assert cli.main(["convert", str(tiny_llama), str(out), *budget, "--weights", "int4"]) == 2
+    assert "give one of the two" in capsys.readouterr().err
+    assert cli.main(["plan", str(tiny_llama), "--fit", "1KiB"]) == 2
+    assert "needs at least" in capsys.readouterr().err
+
+
 def test_tensors_that_the_model_does_not_know_are_left_out_on_request(
     tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,8 @@ only when all of it is on the disk.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import shutil
 import time
@@ -28,7 +30,11 @@ from penstock.weights.checkpoints.checkpoint import CONFIG, MANIFEST
 from penstock.weights.conversion import manifest as manifests
 from penstock.weights.conversion import whole_file
 from penstock.weights.conversion.companions import read_companions
-from penstock.weights.conversion.converted_config import converted_config, converted_tensors
+from penstock.weights.conversion.converted_config import (
+    converted_config,
+    converted_tensors,
+    low_formats,
+)
 from penstock.weights.conversion.report import ConversionReport
 from penstock.weights.conversion.rounding import Nearest, Rounding
 from penstock.weights.conversion.torch_threads import torch_threads
@@ -74,6 +80,8 @@ def convert(
     converted_config(store)  # raises before anything is written
     way = {"group_size": store.tensors.group_size, "rounding": rounding.name if rounding else None}
     way |= {"weights": code_names(store.tensors)} if has_int4(store.tensors) else {}
+    if kinds := low_formats(store.tensors):
+        way |= {"formats": hashlib.sha256(json.dumps(kinds).encode()).hexdigest()}
     way |= {"scales": "steps"} if any(map(has_steps, store.tensors.multiplied)) else {}
     way |= {"weights": "planes"} if has_planes(store.tensors) else {}
     source, files = manifests.source_of(store.checkpoint, way), unit_files(converted_tensors(store))

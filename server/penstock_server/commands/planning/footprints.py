@@ -13,6 +13,7 @@ from penstock.model.registry import open_model, read_pooled_spec, read_spec
 from penstock.spec import ModelFootprint, ModelSpec
 from penstock.weights.checkpoints.checkpoint import weight_files
 from penstock.weights.checkpoints.formats import read_config
+from penstock.weights.conversion.fitted_formats import BitBudget, described, fit, fit_store
 from penstock.weights.store import planned_tensors
 from penstock.weights.tensors import ModelTensors
 from penstock_server.commands.planning.kept_weights import kept_line, planned_line
@@ -30,7 +31,20 @@ def footprint_at(path: Path, config: EngineConfig) -> ModelFootprint:
     return described_at(path, config)[0]
 
 
-def described_at(path: Path, config: EngineConfig) -> tuple[ModelFootprint, list[str]]:
+def described_shape(
+    config_json: dict[str, Any], config: EngineConfig, budget: BitBudget | None
+) -> tuple[ModelFootprint, list[str]]:
+    """footprint_of(), where there is a budget in the formats that fit there, with lines that name them."""
+    if budget is None:
+        return footprint_of(config_json, config), []
+    spec, tensors = tensors_of(config_json, config)
+    tensors = fit(tensors, budget)
+    return footprint(spec, tensors, spec.kv_layout(config.kv_dtype)), described(tensors)
+
+
+def described_at(
+    path: Path, config: EngineConfig, budget: BitBudget | None = None
+) -> tuple[ModelFootprint, list[str]]:
     """The same, and a line about the model's weights (kept_weights.py)."""
     if not path.is_file():
         told = read_config(path)
@@ -39,15 +53,18 @@ def described_at(path: Path, config: EngineConfig) -> tuple[ModelFootprint, list
             tensors = planned_tensors(family.model_tensors(spec), told, config.weights, config.group_size)
             return footprint(spec, tensors, spec.kv_layout(config.kv_dtype)), []
         if not _has_weights(path):
+            if budget is not None:
+                return described_shape(told, config, budget)
             spec, tensors = tensors_of(told, config)
             size = footprint(spec, tensors, spec.kv_layout(config.kv_dtype))
             return size, [planned_line(spec, told, path, tensors)]
     opened = open_model(
         path, True, group_size=config.group_size, weights=config.weights, model_impl=config.model_impl
     )
-    opened.store.close()
+    with opened.store.checkpoint:
+        notes = fit_store(opened.store, budget) if budget is not None else []
     size = footprint(opened.spec, opened.store.tensors, opened.spec.kv_layout(config.kv_dtype))
-    return size, [kept_line(opened.spec, opened.store)]
+    return size, notes or [kept_line(opened.spec, opened.store)]
 
 
 def _has_weights(folder: Path) -> bool:

@@ -27,8 +27,9 @@ from penstock.model.registry import read_pooled_spec
 from penstock.spec import ModelFootprint
 from penstock.weights.adapters.loaded_adapters import with_adapter_bytes
 from penstock.weights.checkpoints.formats import read_config
+from penstock.weights.conversion.fitted_formats import BitBudget
 from penstock_server.commands.planning.drafted_pair import check_pair
-from penstock_server.commands.planning.footprints import described_at, footprint_of
+from penstock_server.commands.planning.footprints import described_at, described_shape
 from penstock_server.commands.planning.other_machine import OtherMachine
 from penstock_server.commands.planning.planned_draft import (
     PlannedDraft,
@@ -58,14 +59,22 @@ MORE_BYTES = 4 << 30
 
 
 def run_plan(
-    settings: Settings, shape: str | None, other: OtherMachine, price_per_hour: float | None, is_json: bool
+    settings: Settings,
+    shape: str | None,
+    other: OtherMachine,
+    price_per_hour: float | None,
+    is_json: bool,
+    budget: BitBudget | None = None,
 ) -> int:
-    """Prints the plan. `price_per_hour` is the price of the machine, in any currency. Raises PenstockError; a
-    CapacityError says the least memory that would work."""
+    """Prints the plan, with a budget that of what `convert` would make. `price_per_hour` is the price of the
+    machine, in any currency. Raises PenstockError; a CapacityError says the least memory that would
+    work."""
     config = with_adapter_bytes(engine_config(settings))
     folder = None if shape else find_config_folder(settings)
     size, notes = (
-        described_at(folder, config) if folder else (footprint_of(find_shape(shape or ""), config), [])
+        described_at(folder, config, budget)
+        if folder
+        else described_shape(find_shape(shape or ""), config, budget)
     )
     config = pooled_config(folder, config) if folder else config
     check_context(config, size)
