@@ -54,6 +54,7 @@ class Feature(Enum):
     LATENT = "a model with latent attention (MLA)"
     UNEVEN_KV = "a model whose layers differ in their keys and values"
     SHARED_KV = "a model whose layers read keys and values of other layers"
+    SHARED_CHOICE = "a model whose layers share chosen keys"
     LAYER_INPUTS = "a model whose layers have inputs of their own"
     FOREIGN = "a model whose layers transformers' modules compute"
     FOREIGN_EXPERTS = "a model whose experts transformers' modules compute"
@@ -115,6 +116,7 @@ NODES x RECURRENT: states stay where they are computed; leave --nodes out
 NODES x POOLED: nobody gathers vectors from other machines; leave --nodes out
 NODES x FOREIGN: only Penstock's own families are divided; leave --nodes out
 NODES x SHARED_KV: a layer would read keys and values on another machine; leave --nodes out
+NODES x SHARED_CHOICE: the choice is on one machine; leave --nodes out
 CALIBRATE x ENCODER BOTH_WAYS: it knows decoders that see a text one way; convert without --calibrate
 CALIBRATE x FOREIGN_EXPERTS: it knows the experts of Penstock's own families; convert without --calibrate
 CALIBRATE x LATENT: it knows the inputs of matrices, and not of transposes; convert without --calibrate

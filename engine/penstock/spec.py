@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple
 
 from penstock.errors import ConfigError
@@ -143,6 +143,13 @@ def _latent_layout(dtype: str, item_bytes: int) -> KVLayout:
     )
 
 
+def _with_sides(layout: KVLayout, widths: tuple[int, ...]) -> KVLayout:
+    """A layout with rows of these widths as further parts. Kernels of attention read the others alone."""
+    item = layout.parts[0]
+    sides = (KVPart("side", item.dtype, item.item_bytes, (width, "tokens")) for width in widths)
+    return replace(layout, parts=(*layout.parts, *sides))
+
+
 LATENT_FLOAT16, LATENT_FLOAT32 = _latent_layout("float16", 2), _latent_layout("float32", 4)
 #: The layout of each choice of EngineConfig.kv_dtype, and that of models that cache a latent.
 KV_LAYOUTS: dict[str, KVLayout] = {"float16": FLOAT16, "float32": FLOAT32, "int8": INT8}
@@ -193,6 +200,13 @@ class ModelSpec:
     #: Above 0, a token's keys and values are one row, whose first latent_dim numbers are the value. Then
     #: head_dim is the width of the row, and num_kv_heads is 1.
     latent_dim: int = 0
+    #: The widths of further rows of a token beside its latent: what an indexer chooses by, or entries that
+    #: stand for several tokens.
+    side_dims: tuple[int, ...] = ()
+    #: Above 0: a token attends to so many keys at most, of its own choice.
+    num_chosen_keys: int = 0
+    #: Layers whose tokens attend to the keys that another layer has chosen.
+    layers_without_choice: frozenset[int] = frozenset()
     #: Scores have terms of distances (ALiBi, DistanceBias) beside q . k.
     biases_scores: bool = False
     #: Per layer, where layers differ: the number of its KV heads and the width of a head. () if all layers
@@ -208,8 +222,6 @@ class ModelSpec:
     #: Layers without keys and values of their own: layers without attention, and those that read the keys and
     #: values of another layer (Family.kv_layer).
     layers_without_kv: frozenset[int] = frozenset()
-    #: Why max_position_embeddings is less than the model's own; "" where it is not.
-    context_note: str = ""
 
     def kv_layout(self, kv_dtype: str) -> KVLayout:
         """The layout of a choice of EngineConfig.kv_dtype. Raises ConfigError if there is none."""
@@ -217,7 +229,7 @@ class ModelSpec:
         if kv_dtype not in layouts:
             pair = (Feature.KV_INT8, Feature.LATENT)
             raise ConfigError(REFUSALS[pair].sentence(pair, self.architecture))
-        return layouts[kv_dtype]
+        return _with_sides(layouts[kv_dtype], self.side_dims) if self.side_dims else layouts[kv_dtype]
 
     def kv_bytes_per_token(self, layout: KVLayout | None = None) -> int:
         """Bytes of K and V of one token over all layers; without a layout, in float16."""
@@ -277,6 +289,7 @@ class ModelSpec:
             Feature.UNEVEN_KV: bool(self.kv_shapes),
             # Layers with a recurrent state have no keys and values to read.
             Feature.SHARED_KV: bool(self.layers_without_kv) and not self.state_bytes,
+            Feature.SHARED_CHOICE: bool(self.layers_without_choice),
             Feature.LAYER_INPUTS: self.row_size > self.hidden_size,
             Feature.FOREIGN: self.implementation != "penstock",
         }
@@ -377,9 +390,8 @@ class ModelFootprint:
     #: (priced_formats.py); (): not known.
     formats: tuple[tuple[str, int], ...] = ()
     head_formats: tuple[tuple[str, int], ...] = ()
-    #: ModelSpec.implementation, context_note
+    #: ModelSpec.implementation
     implementation: str = "penstock"
-    context_note: str = ""
     #: ModelSpec.state_bytes, guess_bytes, path_bytes
     state_bytes: int = 0
     guess_bytes: int = 0

@@ -37,6 +37,10 @@ MISSING = {
 }
 
 
+#: Architectures that the package lacks, and one whose names they have.
+KIN = {"deepseek4": "deepseek2", "bailingmoe3": "kimi-linear", "deepseek32": "glm-dsa", "hy_v3": "dots1"}
+
+
 def in_layer(name: str) -> str:
     """The beginning of llama.cpp's names in the layer that a tensor belongs to."""
     match = re.search(r"(?:layers|h)\.(\d+)\.", name)
@@ -239,6 +243,76 @@ def deepseek(name: str, value: Tensor, config: Config) -> Iterator[Named]:
         yield from corrected(name, value, config)
 
 
+def mistral4(name: str, value: Tensor, config: Config) -> Iterator[Named]:
+    """Experts are stacks already, gate and up in one."""
+    is_stack = name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+    yield from deepseek(name + ".weight" * is_stack, value, config)
+
+
+def kda(name: str, value: Tensor, config: Config) -> Iterator[Named]:
+    """Convolutions with an axis more. transformers saves a dense layer's mlp under the mixture's name."""
+    if "_conv1d" in name:
+        value = value.view(1, value.shape[0], 1, -1)
+    name = re.sub(r"\.dt_bias$", ".dt_proj.bias", name)
+    name = re.sub(r"block_sparse_moe\.(gate_proj|up_proj|down_proj)", r"mlp.\1", name)
+    yield from deepseek(name, value, config)
+
+
+def kimi(name: str, value: Tensor, config: Config) -> Iterator[Named]:
+    yield from kda(name, -value.exp() if name.endswith("A_log") else value, config)
+
+
+def ling(name: str, value: Tensor, config: Config) -> Iterator[Named]:
+    """Whole matrices have the words of Kimi's first narrow ones; e^A_log has no sign."""
+    kinds, words = config["layer_types"], {"f_proj": "ssm_f_a", "g_proj": "ssm_g_a"}
+    for module, word in words.items():
+        if name.endswith(f".{module}.weight"):
+            is_full = kinds[int(name.split(".")[2])] == "full_attention"
+            yield in_layer(name) + f"{'attn_gate' if is_full else word}.weight", value
+            return
+    if name.endswith("A_log"):
+        value = value.exp()[:, None]
+    name = name.replace(".attention.", ".self_attn.").replace("self_attn.dense.", "self_attn.o_proj.")
+    yield from kda(re.sub(r"\.expert_bias$", ".e_score_correction_bias", name), value, config)
+
+
+def deepseek4(name: str, value: Tensor, config: Config) -> Iterator[Named]:
+    """DeepSeek's own names, one by one; experts of a token's id as 32-bit integers."""
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
+    if match is None:
+        name = name.replace("model.hc_head.hc_", "output_hc_") + ".weight" * ("hc_head" in name)
+        yield re.sub(r"^head\.", "lm_head.", name), value
+        return
+    words = {
+        "attn.attn_sink": "attn_sinks.weight", "attn.norm.weight": "attn_kv_a_norm.weight",
+        "attn.compressor.ape": "attn_compressor_ape.weight",
+        "attn.indexer.compressor.ape": "indexer_compressor_ape.weight",
+        "attn.indexer.wq_b.weight": "indexer.attn_q_b.weight",
+        "attn.indexer.weights_proj.weight": "indexer.proj.weight",
+        "ffn.gate.weight": "ffn_gate_inp.weight", "ffn.gate.bias": "exp_probs_b.bias",
+        "ffn.gate.tid2eid": "ffn_gate_tid2eid.weight",
+    }  # fmt: skip
+    words |= {
+        f"attn.{module}.weight": f"attn_{word}.weight"
+        for module, word in {
+            "wq_a": "q_a", "wq_b": "q_b", "q_norm": "q_a_norm", "wkv": "kv", "wo_a": "output_a",
+            "wo_b": "output_b",
+        }.items()
+    }  # fmt: skip
+    for kind, word in {"wkv": "kv", "wgate": "gate", "norm": "norm"}.items():
+        words[f"attn.compressor.{kind}.weight"] = f"attn_compressor_{word}.weight"
+        words[f"attn.indexer.compressor.{kind}.weight"] = f"indexer_compressor_{word}.weight"
+    for kind, word in {"w1": "gate", "w2": "down", "w3": "up"}.items():
+        words[f"ffn.experts.{kind}.weight"] = f"ffn_{word}_exps.weight"
+        words[f"ffn.shared_experts.{kind}.weight"] = f"ffn_{word}_shexp.weight"
+    usual = match[2] if match[2].endswith(".weight") else f"{match[2]}.weight"
+    yield f"blk.{match[1]}.{words.get(match[2], usual)}", value
+
+
+def hy_v3(name: str, value: Tensor, config: Config) -> Iterator[Named]:
+    yield re.sub(r"\.expert_bias$", ".expert_bias.bias", name), value
+
+
 def gemma4(name: str, value: Tensor, config: Config) -> Iterator[Named]:
     if name.endswith("router.scale"):
         yield in_layer(name) + "ffn_gate_inp.scale", value
@@ -430,6 +504,75 @@ def deepseek_keys(config: Config) -> Config:
     return found
 
 
+def indexed_keys(config: Config) -> Config:
+    return deepseek_keys(config) | {
+        "expert_gating_func": 2, "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk"],
+    }  # fmt: skip
+
+
+def mistral4_keys(config: Config) -> Config:
+    beta = rope_of(config)["llama_4_scaling_beta"]
+    return deepseek_keys(config) | {"expert_gating_func": None, "attention.temperature_scale": beta}
+
+
+def kda_keys(config: Config) -> Config:
+    """Kimi's names of numbers; a layer without keys and values is recurrent."""
+    usual = {
+        "num_experts_per_token": "num_experts_per_tok", "num_shared_experts": "n_shared_experts",
+        "moe_renormalize": "norm_topk_prob", "num_expert_group": "n_group",
+    }  # fmt: skip
+    config = config | {name: config[own] for own, name in usual.items()}
+    kinds = [kind == "full_attention" for kind in config["layer_types"]]
+    return deepseek_keys({"q_lora_rank": None} | config) | {
+        "context_length": config["model_max_length"], "expert_used_count": config["num_experts_per_tok"],
+        "expert_gating_func": 2, "attention.head_count_kv": [int(is_full) for is_full in kinds],
+        "leading_dense_block_count": config["mlp_layer_types"].count("dense"),
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"], "kda.head_dim": config["linear_head_dim"],
+    }  # fmt: skip
+
+
+def ling_keys(config: Config) -> Config:
+    limits = {
+        key: [limit or 0.0 for limit in config[name]]
+        for name, key in (
+            ("expert_swiglu_limit_list", "swiglu_clamp_exp"),
+            ("share_expert_swiglu_limit_list", "swiglu_clamp_shexp"),
+        )
+        if name in config
+    }
+    safe = {"kda.safe_gate": True, "kda.gate_lower_bound": config["kda_lower_bound"]}
+    return kda_keys(config) | safe | limits
+
+
+def deepseek4_keys(config: Config) -> Config:
+    layers, sizes = config["num_hidden_layers"], config["compress_rates"]
+    names = {
+        "o_groups": "attention.output_group_count", "o_lora_rank": "attention.output_lora_rank",
+        "q_lora_rank": "attention.q_lora_rank", "qk_rope_head_dim": "rope.dimension_count",
+        "sliding_window": "attention.sliding_window", "index_n_heads": "attention.indexer.head_count",
+        "index_head_dim": "attention.indexer.key_length", "index_topk": "attention.indexer.top_k",
+        "compress_rope_theta": "attention.compress_rope_freq_base", "hc_mult": "hyper_connection.count",
+        "hc_sinkhorn_iters": "hyper_connection.sinkhorn_iterations", "hc_eps": "hyper_connection.epsilon",
+    }  # fmt: skip
+    limits = {f"swiglu_clamp_{kind}": [config["swiglu_limit"]] * layers for kind in ("exp", "shexp")}
+    return experts(config) | {key: config[name] for name, key in names.items()} | limits | {
+        "rope.freq_base": config["rope_theta"], "expert_gating_func": 4,
+        "attention.compress_ratios": [sizes.get(kind, 0) for kind in config["layer_types"]],
+        "hash_layer_count": config["mlp_layer_types"].count("hash_moe"),
+    }  # fmt: skip
+
+
+def hy_v3_keys(config: Config) -> Config:
+    width = config["moe_intermediate_size"]
+    return {
+        "expert_feed_forward_length": width, "expert_weights_norm": True, "expert_gating_func": 2,
+        "expert_shared_feed_forward_length": width * config["num_shared_experts"],
+        "expert_weights_scale": config["router_scaling_factor"],
+    }  # fmt: skip
+
+
 def minicpm3_keys(config: Config) -> Config:
     turned = config["qk_rope_head_dim"]
     return {
@@ -531,6 +674,8 @@ class Converted:
 
 
 def plain(value: Tensor) -> Stored:
+    if value.dtype == torch.int64:
+        return value.to(torch.int32).numpy(), "I32"
     return value.float().contiguous().numpy(), "F32"
 
 
@@ -578,7 +723,8 @@ def _together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _names(case: Converted, tensors: dict[str, Tensor], config: Config) -> Iterator[Named]:
-    enum = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == case.arch)
+    arch = KIN.get(case.arch, case.arch)
+    enum = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(
         enum, common(config).get("block_count") or len(config["layers_block_type"])
     )
@@ -587,7 +733,7 @@ def _names(case: Converted, tensors: dict[str, Tensor], config: Config) -> Itera
         if is_tied and name == "lm_head.weight":
             continue
         for changed, result in case.change(name, value, config):
-            if changed.startswith("blk."):
+            if changed.startswith(("blk.", "output_hc_")):
                 yield changed, result
                 continue
             stored = names.get_name(changed, (".weight", ".bias"))

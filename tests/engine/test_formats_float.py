@@ -29,7 +29,7 @@ from penstock.errors import CorruptFile, MissingTensor, UnexpectedTensor, WrongT
 from penstock.kernels import Int4Tensor, QuantizedTensor
 from penstock.model.registry import OpenModel, open_model
 from penstock.weights.checkpoints.formats import open_checkpoint
-from penstock.weights.checkpoints.quantized.module_kinds import lossless_share
+from penstock.weights.checkpoints.quantized.module_kinds import lossless_share, module_kinds
 from penstock.weights.conversion.convert import convert
 from penstock.weights.quantize import quantize
 from penstock.weights.store import planned_tensors
@@ -260,6 +260,19 @@ def test_scales_of_fp8(layout: str, tmp_path: Path) -> None:
         assert set(checkpoint.entries) == {"a.weight"}
         assert torch.equal(checkpoint.read("a.weight"), expected)
         assert torch.equal(read_in_pieces(checkpoint, "a.weight", 37), expected)
+
+
+def test_fp4_among_fp8_is_kept(tmp_path: Path) -> None:
+    """DeepSeek V4's experts: MXFP4 with the names of FP8."""
+    torch.manual_seed(5)
+    codes, exponents, expected = mx(9, 96, 4, E2M1)
+    tensors = {"a.weight": codes.view(torch.int8), "a.scale": exponents.view(torch.float8_e8m0fnu)}
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    write_folder(tmp_path, tensors, config)
+    assert_kept(tmp_path, expected, 32)
+    kind_of = module_kinds({"quantization_config": config, "expert_dtype": "fp4"})
+    names = ("layers.3.ffn.experts.7.w1", "layers.3.ffn.shared_experts.w1", "layers.3.attn.wq_a")
+    assert [kind and kind.name for kind in map(kind_of, names)] == ["mxfp4", "fp8", "fp8"]
 
 
 @pytest.mark.parametrize("is_modelopt", [False, True])

@@ -123,6 +123,16 @@ CASES = [
               rules.deepseek),
     Converted("deepseek2", "DeepSeek V3", {"rope_parameters": DEEPSEEK_ROPE, "num_nextn_predict_layers": 0},
               rules.deepseek_keys, rules.deepseek),
+    Converted("deepseek32", "DeepSeek V3.2", {"rope_parameters": DEEPSEEK_ROPE}, rules.indexed_keys,
+              rules.deepseek),
+    Converted("glm-dsa", "GLM-5", {}, rules.indexed_keys, rules.deepseek),
+    Converted("deepseek4", "DeepSeek V4", {"compress_rates": {
+        "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}}, rules.deepseek4_keys,
+        rules.deepseek4),
+    Converted("mistral4", "Mistral 4", {}, rules.mistral4_keys, rules.mistral4),
+    Converted("kimi-linear", "Kimi Linear", {}, rules.kda_keys, rules.kimi),
+    Converted("bailingmoe3", "Ling 3", {}, rules.ling_keys, rules.ling),
+    Converted("hy_v3", "Hunyuan 3", {}, rules.hy_v3_keys, rules.hy_v3),
     Converted("granitemoe", "Granite MoE", {}, rules.granite, lambda *a: _granite_hybrid(*a)),
     Converted("glm4moe", "GLM-4.5", {"num_nextn_predict_layers": 0}, lambda config: rules.sigmoid(config)
               | rules.part_of_head(config), rules.corrected),

@@ -39,7 +39,7 @@ from penstock.weights.layer_weights import LayerWeights
 #: A block of 32 tokens with two heads of 16 float32 numbers is a page.
 PLAIN = EngineConfig(max_model_len=192, max_num_batched_tokens=48, kv_dtype="float32", block_size=32)
 PARAMS = SamplingParams(temperature=0.8, seed=1, max_tokens=24, ignore_eos=True, logprobs=2)
-MODELS = ("Llama", "Gemma 2", "DeepSeek V2", "Llama, rope dynamic", "GPT-2")
+MODELS = ("Llama", "Gemma 2", "DeepSeek V2", "GLM-5", "Llama, rope dynamic", "GPT-2")
 
 
 def prompts(name: str, *lengths: int) -> list[list[int]]:

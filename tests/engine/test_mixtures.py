@@ -380,15 +380,6 @@ def test_more_experts_than_a_list_has_room_for_are_refused(name: str, tmp_path: 
         read_spec(many, "penstock")
 
 
-@pytest.mark.parametrize("kind", ["DeepSeek V3.2", "GLM-5"])
-def test_an_indexer_bounds_the_context(kind: str, tmp_path: Path) -> None:
-    """Up to index_topk tokens an indexer chooses every key, and its tensors are not read."""
-    build(kind, tmp_path, index_topk=64)
-    opened = open_model(tmp_path)
-    assert opened.spec.max_position_embeddings == 64
-    assert not any("indexer" in part for part in opened.store.tensors.by_part)
-
-
 class _Opened(NamedTuple):
     """silu(gate), at most `limit`, which meets up within the same limit (Ling 3)."""
 

@@ -19,7 +19,11 @@ from penstock.generation.requests.generation_request import SamplingParams
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
-@pytest.mark.parametrize("name", in_circles([each for each in DISTINCT if each in RECURRENT], ["LFM2"]))
+#: The pretended card lacks operations of torch with which DeepSeek V4 chooses its keys.
+ON_A_CARD = [each for each in DISTINCT if each in RECURRENT and each != "DeepSeek V4"]
+
+
+@pytest.mark.parametrize("name", in_circles(ON_A_CARD, ["LFM2"]))
 def test_layers_may_lie_anywhere(name: str, tmp_path: Path, card: PretendedCard) -> None:
     made, folder = tmp_path / "made", tmp_path / "model"
     made.mkdir()

@@ -377,15 +377,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV32",
         DEEPSEEK
         | LATENT
-        | {"first_k_dense_replace": 1, "q_lora_rank": 20, "index_topk": 512, "index_n_heads": 2,
-           "index_head_dim": 16, "rope_parameters": YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+        | {"first_k_dense_replace": 1, "q_lora_rank": 20, "index_topk": 20, "index_n_heads": 8,
+           "index_head_dim": 16, "num_hidden_layers": 2,
+           "rope_parameters": YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
     "GLM-5": (
         "GlmMoeDsa",
         DEEPSEEK
         | LATENT
-        | {"first_k_dense_replace": 1, "q_lora_rank": 20, "index_topk": 512, "index_n_heads": 2,
-           "index_head_dim": 16, "n_group": 1, "topk_group": 1, "indexer_types": ["full", "shared", "full"]},
+        | {"first_k_dense_replace": 1, "q_lora_rank": 20, "index_topk": 20, "index_n_heads": 8,
+           "index_head_dim": 32, "n_group": 1, "topk_group": 1, "num_hidden_layers": 2,
+           "indexer_types": ["full", "shared"]},
+    ),
+    "DeepSeek V4": (
+        "DeepseekV4",
+        {key: value for key, value in SMALL.items()
+         if key not in ("intermediate_size", "num_key_value_heads")}
+        | {"num_hidden_layers": 4, "head_dim": 32, "q_lora_rank": 20, "moe_intermediate_size": 40,
+           "n_routed_experts": 8, "num_experts_per_tok": 3, "swiglu_limit": 0.5, "sliding_window": 9,
+           "layer_types": [
+               "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
+               "compressed_sparse_attention"],
+           "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"], "partial_rotary_factor": 0.25,
+           "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+           "hc_sinkhorn_iters": 5, "o_groups": 2, "o_lora_rank": 24, "index_n_heads": 8,
+           "index_head_dim": 16, "index_topk": 5, "num_nextn_predict_layers": 0},
     ),
     "gpt-oss": (
         "GptOss",
@@ -524,13 +540,15 @@ CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
 MIXTURES = [name for name, (_, config) in MODELS.items() if any(key in config for key in CHOSEN)]
 #: Models whose layers have recurrent states.
 RECURRENT = [
-    name for name, (_, config) in MODELS.items() if any("conv" in key or "mamba" in key for key in config)
+    name
+    for name, (_, config) in MODELS.items()
+    if any(word in key for key in config for word in ("conv", "mamba", "compress"))
 ]
-#: Seeds of models of which the usual seed makes routers with a near tie between two experts: whoever rounds
-#: otherwise chooses the other expert, and computes something else.
+#: Seeds of models of which the usual seed makes routers with a near tie between two experts, or indexers with
+#: one between two keys: whoever rounds otherwise chooses the other, and computes something else.
 SEEDS = {
     "Qwen3-MoE": 13, "Hunyuan-A13B": 11, "OLMoE": 11, "Gemma 4, experts": 11, "Falcon-H1, norm, biases": 11,
-    "Mistral 4": 11,
+    "Mistral 4": 11, "DeepSeek V3.2": 12, "GLM-5": 11, "DeepSeek V4": 16,
 }  # fmt: skip
 #: Models each of which shows the engine or the kernels something that the other models of this list do not:
 #: another attention, rope, norm, activation, router or order of a layer. What takes long is tried with them.
@@ -544,15 +562,16 @@ DISTINCT = (
     "BLOOM, 6 heads", "Falcon", "Falcon, groups", "Falcon, ALiBi", "Phi, groups, head norms", "Persimmon",
     "StarCoder2", "Nemotron", "StableLM, parallel, head norms", "LFM2", "Bamba", "Granite 4",
     "Falcon-H1, norm, biases", "Nemotron-H", "Qwen3.5", "Qwen3-Next", "Kimi Linear",
-    "Ling 3",    "OLMo Hybrid",
+    "Ling 3", "GLM-5", "DeepSeek V4",    "OLMo Hybrid",
 )  # fmt: skip
 #: Models whose keys and values, states or experts a whole engine treats otherwise than those of the others.
 #: test_families.py shows of every model that its layers compute the same in company and in chunks.
 WHOLE = (
     "Llama", "Qwen2, window", "Phi-3, rope longrope", "Qwen2-MoE", "Qwen3-MoE", "Llama 4", "GLM-4.5",
-    "MiniCPM3", "DeepSeek V2", "DeepSeek V3", "gpt-oss", "Gemma 2", "Gemma 3", "Gemma 3n", "Gemma 4, experts",
-    "Ministral 3", "GPT-2", "GPT-BigCode", "GPT-Neo", "MPT, clip", "OPT, norms behind, narrow embedding",
-    "XGLM", "BLOOM, 6 heads", "Falcon, groups", *(name for name in DISTINCT if name in RECURRENT),
+    "MiniCPM3", "DeepSeek V2", "DeepSeek V3", "GLM-5", "gpt-oss", "Gemma 2", "Gemma 3", "Gemma 3n",
+    "Gemma 4, experts", "Ministral 3", "GPT-2", "GPT-BigCode", "GPT-Neo", "MPT, clip",
+    "OPT, norms behind, narrow embedding", "XGLM", "BLOOM, 6 heads", "Falcon, groups",
+    *(name for name in DISTINCT if name in RECURRENT),
 )  # fmt: skip
 #: Of these, the inner circle of tests takes what other tests than logits and company try with DISTINCT: one
 #: for each kind of positions, norms, routers, states and order of a layer.
@@ -596,5 +615,11 @@ def build(name: str, folder: Path, **overrides: Any) -> transformers.PreTrainedM
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if tensor_name.endswith(("correction_bias", "layer_scalar")):  # routers' scores are below 1
                 tensor += 0.1 * torch.randn_like(tensor)
+            if tensor_name.endswith("tid2eid"):  # experts of each token's id
+                tensor.copy_(
+                    torch.rand(len(tensor), config.n_routed_experts).argsort(1)[:, : tensor.shape[1]]
+                )
+            if tensor_name.endswith("position_bias"):
+                tensor += 0.3 * torch.randn_like(tensor)
     model.save_pretrained(folder)
     return model

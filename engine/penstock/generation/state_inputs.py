@@ -38,6 +38,13 @@ class _Path(NamedTuple):
     #: Rows of the step, of which the last `num_own` are of the run itself.
     rows: list[int]
     num_own: int
+    #: The sequence's tokens before the path.
+    num_before: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the sequence, with the path."""
+        return self.num_before + len(self.rows)
 
 
 def _guessed(scheduled: List[ScheduledSequence], firsts: List[int]) -> GuessedStates:
@@ -74,7 +81,7 @@ def _guessed_paths(scheduled: List[ScheduledSequence], firsts: List[int], paths:
     return GuessedPaths(
         _int64(path.slot for path in paths),
         _int64(row for path in paths for row in path.rows),
-        _layout(counts, [count + 1 for count in counts], slots),  # no path begins with a zero state
+        _layout(counts, [path.num_tokens for path in paths], slots),
         _int64(
             first + item.num_new_tokens + node
             for item, first in zip(scheduled, firsts, strict=True)
@@ -88,9 +95,10 @@ def _paths(item: ScheduledSequence, first: int) -> Iterator[_Path]:
     """The paths of a sequence's guesses. The sequence's first row is `first`."""
     slot = item.sequence.state_slot
     assert slot is not None
+    num_before = item.sequence.num_computed_tokens + item.num_new_tokens
     for run in item.drafts.runs:
         path = item.drafts.path(run[-1])
-        yield _Path(slot, [first + item.num_new_tokens + node for node in path], len(run))
+        yield _Path(slot, [first + item.num_new_tokens + node for node in path], len(run), num_before)
 
 
 def _slots(scheduled: List[ScheduledSequence], starts: List[int]) -> StateSlots:

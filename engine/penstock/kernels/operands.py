@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -184,7 +184,8 @@ class LayerKV:
                 f"these kernels can't read keys and values as {self.layout.name}; they know: "
                 + ", ".join(KV_CODES)
             )
-        return code, self.parts[0], self.parts[1] if len(self.parts) > 1 else None
+        has_values = len(self.parts) > 1 and self.layout.parts[1].name == "v"
+        return code, self.parts[0], self.parts[1] if has_values else None
 
     @cached_property
     def sizes(self) -> tuple[int, int, int]:
@@ -335,6 +336,8 @@ class BatchLayout:
     #: Splits of keys that are not in the card's memory, and whose blocks are below 0 in block_tables. None
     #: where there are none; only kernels that leave them to the processor (attending_in_ram()) get others.
     in_ram: RamKV | None = None
+    #: What layers of a step leave for later layers of the same step, by names of their own.
+    notes: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def to(self, device: torch.device) -> BatchLayout:
         """On a device; queued, if it is a GPU."""
@@ -463,7 +466,7 @@ class AttentionSpec:
 @cache
 def _field_names(kind: type) -> tuple[str, ...]:
     """Of a dataclass; () of other types. Each step asks for them."""
-    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else ()
 
 
 def _add_tensors(operand: Any, found: list[Tensor]) -> None:

@@ -127,6 +127,8 @@ def _measure_activations(
     gather keys and values take more memory for a longer sequence, and native kernels keep partial results of
     it."""
     num_past = min(longest, USUAL_TOKENS) // 2 if kernels.traits.gathers_keys else 0
+    if longest > opened.spec.num_chosen_keys > 0:  # so that tokens choose
+        num_past = max(num_past, min(opened.spec.num_chosen_keys, longest - 1))
     batch = largest_step(config, longest, num_past, opened.spec)
     num_positions = batch.scheduled[0].sequence.num_tokens + batch.scheduled[0].drafts.num_nodes
     key = (

@@ -208,9 +208,7 @@ def _allocate_cache(
 
 
 def _tell_who_computes(spec: ModelSpec, is_invariant: bool) -> None:
-    """Log that the context is limited, and that layers are computed by other people's code."""
-    if spec.context_note:
-        logger.warning("%s: %s", spec.architecture, spec.context_note)
+    """Log that layers are computed by other people's code."""
     if spec.implementation != "transformers":
         return
     logger.info("the layers of %s are computed by transformers' modules", spec.architecture)

@@ -49,7 +49,6 @@ def footprint(spec: ModelSpec, tensors: ModelTensors, kv_layout: KVLayout | None
         ),
         head_formats=elements_by_price((output,)) if tensors.has_logits else (),
         implementation=spec.implementation,
-        context_note=spec.context_note,
         state_bytes=spec.state_bytes,
         guess_bytes=spec.guess_bytes,
         path_bytes=spec.path_bytes,

@@ -28,6 +28,7 @@ FAMILIES = {
     "DeepseekV2ForCausalLM": "model.families.deepseek:DeepseekV2",
     "DeepseekV3ForCausalLM": "model.families.deepseek:DeepseekV3",
     "DeepseekV32ForCausalLM": "model.families.deepseek:DeepseekV32",
+    "DeepseekV4ForCausalLM": "model.families.deepseek_v4:DeepseekV4",
     "Dots1ForCausalLM": "model.families.sigmoid_mixtures:Dots1",
     "EVAModel": "cpm.eva:EVA",
     "Ernie4_5ForCausalLM": "model.families.dense.llama_relatives:Ernie45",
@@ -126,7 +127,6 @@ ENCODERS = {
 THROUGH_TRANSFORMERS = "model.through_transformers.family:ThroughTransformers"
 #: By model_type: what to take in place of a model that is not computed.
 NEAREST = {
-    "deepseek_v4": "deepseek-ai/DeepSeek-V3.2",
     "falcon_mamba": "tiiuae/Falcon-H1-7B-Instruct",
     "glm5_next": "zai-org/GLM-4.5-Air",
     "jamba": "ibm-granite/granite-4.0-h-small",

@@ -137,6 +137,10 @@ class RopeTable:
         cos, sin = self.at(batch)
         kernels.rope(x, cos, sin, self._rope.is_interleaved)
 
+    def of(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of other positions, of a rope whose frequencies depend on no length."""
+        return self._of(positions, None)
+
     def _of(self, positions: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         if self._rope.scaling == "dynamic":
             return _cos_sin(positions, *_dynamic(self._rope, positions + 1, lengths))

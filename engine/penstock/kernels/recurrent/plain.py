@@ -20,23 +20,24 @@ from penstock.kernels.operands import BatchLayout
 NO_LIMITS = (0.0, math.inf)
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
     """The rows of a sequence in a step."""
 
     rows: range
     #: Where the sequence's state lies.
     slot: int
-    #: The sequence begins with these rows: the state before them is zero.
-    is_first: bool
+    #: The sequence's tokens before these rows. Without any, the state before the rows is zero.
+    past: int
     #: Row -> the slots that get a copy of the state after the row.
     saves: dict[int, int]
 
     def state(self, states: Tensor) -> Tensor:
         """The state before the first row."""
-        return torch.zeros_like(states[self.slot]) if self.is_first else states[self.slot].clone()
+        return torch.zeros_like(states[self.slot]) if not self.past else states[self.slot].clone()
 
 
-def _runs(batch: BatchLayout) -> Iterator[_Run]:
+def state_runs(batch: BatchLayout) -> Iterator[Run]:
+    """The rows of each sequence of a step, with the place of its state."""
     states = batch.states
     assert states is not None, "the step's sequences have no states"
     starts, lengths = batch.query_start.tolist(), batch.context_lens.tolist()
@@ -45,7 +46,7 @@ def _runs(batch: BatchLayout) -> Iterator[_Run]:
     for seq, slot in enumerate(slots):
         rows = range(starts[seq], starts[seq + 1])
         own = dict(saves[first_saves[seq] : first_saves[seq + 1]])
-        yield _Run(rows, slot, lengths[seq] == len(rows), own)
+        yield Run(rows, slot, lengths[seq] - len(rows), own)
 
 
 class PlainRecurrences:
@@ -56,7 +57,7 @@ class PlainRecurrences:
     ) -> Tensor:
         """Kernels.short_conv(). A state is the last rows of x."""
         y, width = torch.empty(x.shape, device=x.device), len(weight)
-        for run in _runs(batch):
+        for run in state_runs(batch):
             start, number = run.rows.start, len(run.rows)
             known = torch.cat((run.state(states), x[start : run.rows.stop]))
             total = known[:number] * weight[0]
@@ -80,7 +81,7 @@ class PlainRecurrences:
     ) -> Tensor:
         """Kernels.recurrence()"""
         y, repeats = torch.empty(v.shape, device=v.device), v.shape[1] // k.shape[1]
-        for run in _runs(batch):
+        for run in state_runs(batch):
             state = run.state(states)
             for row in run.rows:
                 key, query = (each[row].repeat_interleave(repeats, 0)[..., None] for each in (k, q))

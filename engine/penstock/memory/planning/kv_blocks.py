@@ -41,8 +41,9 @@ def check_context(config: EngineConfig, model: ModelSpec | ModelFootprint) -> No
     """Raises ConfigError for a context that is longer than the model's."""
     longest = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > longest:
-        why = model.context_note or f"the model was made for {longest} positions"
-        raise ConfigError(f"max_model_len is {config.max_model_len}; {why}")
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}; the model was made for {longest} positions"
+        )
 
 
 class KVBlocks:

@@ -18,6 +18,8 @@ from torch import Tensor
 from penstock.kernels import BatchLayout, LayerKV
 from penstock.kernels.head_blocks import HeadBlocks
 from penstock.model.architecture import linear_tensors
+from penstock.model.attention.chosen_keys import attend_to
+from penstock.model.attention.indexer import Indexer
 from penstock.model.config_values import count
 from penstock.model.family import Family
 from penstock.model.layers import OutputGate, QueryGrowth
@@ -44,6 +46,8 @@ class LatentForm:
     #: Of q after rope.
     growth: QueryGrowth | None = None
     out_gate: OutputGate | None = None
+    #: What chooses keys. None: a token attends to all.
+    indexer: Indexer | None = None
 
     @classmethod
     def of(cls, config: dict[str, Any], value_dim: int | None = None, has_bias: bool = False) -> LatentForm:
@@ -114,7 +118,7 @@ class LatentForm:
         """Self-attention of normed x [num_tokens, hidden_size], with the output projection."""
         kernels, heads, rank = family.kernels, family.spec.num_heads, family.spec.latent_dim
         kv_b, border = weights.matrix("kv_b"), self.plain_dim
-        q, row = self._query(family, weights, x), family.project(weights, "kv_a", x)
+        (q, query_latent), row = self._query(family, weights, x), family.project(weights, "kv_a", x)
         latent = kernels.rms_norm(row[:, :rank], weights.vector("kv_a_norm"), LATENT_EPS)
         turned_q, turned_k = q[..., border:].contiguous(), row[:, None, rank:].contiguous()
         rope = family.ropes[index]
@@ -127,15 +131,25 @@ class LatentForm:
         q = torch.cat((absorbed.view(-1, heads, rank), turned_q), dim=-1)
         if self.growth is not None:
             q = self.growth.apply(q, batch.positions)
-        mixed = kernels.paged_attention(q, kv, batch, family.attentions[index])
+        spec = family.attentions[index]
+        chosen = []
+        if self.indexer is not None:
+            chosen = self.indexer.choose(family, index, weights, x, query_latent, kv, batch)
+        if chosen:
+            dense = dict(enumerate(batch.query_start[1:].tolist())) | {
+                each.seq: each.first for each in chosen
+            }
+            mixed = attend_to(kernels, q, kv, batch, chosen, spec, list(dense.values()))
+        else:
+            mixed = kernels.paged_attention(q, kv, batch, spec)
         values = kernels.linear(mixed, HeadBlocks(kv_b, heads, border, border + self.value_dim))
         if self.out_gate is not None:
             values = self.out_gate.apply(family, weights, x, values)
         return family.project(weights, "o", values)
 
-    def _query(self, family: Family, weights: LayerWeights, x: Tensor) -> Tensor:
-        """[num_tokens, num_heads, query_dim]."""
+    def _query(self, family: Family, weights: LayerWeights, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[num_tokens, num_heads, query_dim], and what that was made of: the latent, or x."""
         if self.query_rank:
             latent = family.project(weights, "q_a", x)
             x = family.kernels.rms_norm(latent, weights.vector("q_a_norm"), LATENT_EPS)
-        return family.project(weights, "q", x).view(-1, family.spec.num_heads, self.query_dim)
+        return family.project(weights, "q", x).view(-1, family.spec.num_heads, self.query_dim), x

@@ -6,16 +6,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
+from penstock.model.attention.indexer import Indexer
 from penstock.model.attention.latent import LatentForm
-from penstock.model.config_values import count, flag, require
+from penstock.model.config_values import count, flag, number, refuse, require
 from penstock.model.families.deepseek_mixture import deepseek_mixture, num_extra_layers
 from penstock.model.families.dense.llama_relatives import query_growth
+from penstock.model.families.hybrid.layers import kinds_of
 from penstock.model.families.llama_architecture import LlamaSpec
 from penstock.model.families.mixture_frame import MixtureFamily, with_mixture
+from penstock.model.heads.mtp import MTPHead
 from penstock.model.mixture.mixture import Mixture
 from penstock.model.rope import read_rope
 from penstock.spec import ModelSpec
-from penstock.weights.tensors import ModelTensors
+from penstock.weights.tensors import ModelTensors, TensorSpec
 
 
 class DeepseekV2(MixtureFamily):
@@ -91,28 +94,65 @@ class Mistral4(DeepseekV3):
 
 
 class DeepseekV32(DeepseekV3):
-    """DeepSeek V3.2 (arXiv 2512.02556): an indexer chooses `index_topk` keys for each query. Up to so many
-    tokens the indexer chooses all, and attention is V3's. Longer texts are not computed."""
+    """DeepSeek V3.2 (arXiv 2512.02556): an indexer chooses the keys of each query. Up to `index_topk` tokens
+    it chooses all, and attention is V3's."""
 
     architectures = ("DeepseekV32ForCausalLM",)
+    num_index_heads: ClassVar[int] = 64
+    has_interleaved_index: ClassVar[bool] = False
 
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
-        spec, most = super().read_spec(config), count(config, "index_topk", default=2048)
-        if spec.max_position_embeddings <= most:
-            return spec
-        note = (
-            f"the context is limited to {most} tokens, index_topk in config.json: of up to so many the "
-            "model's indexer (DSA) chooses every token, and attention to all of them is exactly the model's. "
-            "What it would choose of more tokens is not computed, and its tensors (self_attn.indexer) are "
-            "left out"
+        spec = super().read_spec(config)
+        assert spec.latent is not None
+        if not spec.latent.query_rank:
+            refuse("q_lora_rank", config.get("q_lora_rank"), "the rank of the indexer's queries")
+        width = count(config, "index_head_dim", default=128)
+        if spec.latent.rope_dim > width:
+            refuse("index_head_dim", width, f"at least qk_rope_head_dim, {spec.latent.rope_dim}")
+        indexer = Indexer(
+            count(config, "index_n_heads", default=cls.num_index_heads),
+            width,
+            count(config, "index_topk", default=2048),
+            cls.has_interleaved_index,
+            cls._shared(config, spec.num_layers),
         )
-        return replace(spec, max_position_embeddings=most, context_note=note)
+        return replace(
+            spec,
+            latent=replace(spec.latent, indexer=indexer),
+            side_dims=(width,),
+            num_chosen_keys=indexer.num_chosen,
+            layers_without_choice=indexer.shared,
+        )
+
+    @classmethod
+    def _shared(cls, config: dict[str, Any], num_layers: int) -> frozenset[int]:
+        """Indexer.shared"""
+        return frozenset()
+
+    @classmethod
+    def attention_tensors(cls, spec: LlamaSpec, index: int, prefix: str) -> tuple[TensorSpec, ...]:
+        tensors, latent = super().attention_tensors(spec, index, prefix), spec.latent
+        if latent is None or latent.indexer is None or index in latent.indexer.shared:
+            return tensors
+        return (*tensors, *latent.indexer.tensors(spec, latent.query_rank, prefix))
+
+    @classmethod
+    def _as_head(cls, spec: LlamaSpec, head: MTPHead) -> LlamaSpec:
+        """The head attends to all keys: what it guesses is checked."""
+        found = super()._as_head(spec, head)
+        assert found.latent is not None
+        plain = replace(found.latent, indexer=None)
+        return replace(
+            found, latent=plain, side_dims=(), num_chosen_keys=0, layers_without_choice=frozenset()
+        )
 
     @classmethod
     def model_tensors(cls, spec: ModelSpec) -> ModelTensors:
         tensors = super().model_tensors(spec)
-        return replace(tensors, unused=(*tensors.unused, r"\.self_attn\.indexer\."))
+        assert isinstance(spec, LlamaSpec)
+        is_head = spec.mtp is not None
+        return replace(tensors, unused=(*tensors.unused, r"\.self_attn\.indexer\.")) if is_head else tensors
 
 
 class GlmMoeDsa(DeepseekV32):
@@ -120,7 +160,25 @@ class GlmMoeDsa(DeepseekV32):
     last indexer before has chosen."""
 
     architectures = ("GlmMoeDsaForCausalLM",)
+    num_index_heads = 32
+    has_interleaved_index = True
 
     @classmethod
     def read_spec(cls, config: dict[str, Any]) -> LlamaSpec:
         return super().read_spec({"n_group": 1, "topk_group": 1} | config)
+
+    @classmethod
+    def _shared(cls, config: dict[str, Any], num_layers: int) -> frozenset[int]:
+        """By the kind of each layer, by a pattern of letters, or every so many layers."""
+        letters = {"F": "full", "S": "shared"}
+        pattern = config.get("index_topk_pattern")
+        if isinstance(pattern, str):
+            pattern = [letters.get(letter, letter) for letter in pattern]
+        kinds = kinds_of({"index": config.get("indexer_types") or pattern}, ("index",), num_layers)
+        if kinds is None:
+            every = count(config, "index_topk_freq", default=1)
+            first = int(number(config, "index_skip_topk_offset", 2))
+            return frozenset(index for index in range(num_layers) if max(index - first + 1, 0) % every)
+        if {*kinds} - {"full", "shared"} or kinds[0] != "full":
+            refuse("indexer_types", list(kinds), "full or shared for each layer, and full for the first one")
+        return frozenset(index for index, kind in enumerate(kinds) if kind == "shared")

@@ -56,7 +56,7 @@ def convolve(family: Family, weights: LayerWeights, x: Tensor, kv: LayerKV, batc
     def compute(fed: Sequence[Tensor], states: Tensor, layout: BatchLayout) -> Tensor:
         return family.kernels.short_conv(fed[0], weight, bias, states, layout)
 
-    return _in_order((x,), 0, kv, batch, compute)
+    return in_order((x,), 0, kv, batch, compute)
 
 
 class Fed(NamedTuple):
@@ -78,10 +78,10 @@ def recur(family: Family, fed: Fed, kv: LayerKV, batch: BatchLayout) -> Tensor:
         k, v, decay, *beta, q = rows
         return family.kernels.recurrence(q, k, v, decay, beta[0] if beta else None, states, layout)
 
-    return _in_order((*changing, fed.q), 1, kv, batch, compute)
+    return in_order((*changing, fed.q), 1, kv, batch, compute)
 
 
-def _in_order(
+def in_order(
     fed: Sequence[Tensor],
     part: int,
     kv: LayerKV,

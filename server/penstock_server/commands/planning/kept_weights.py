@@ -44,8 +44,6 @@ def _line(spec: ModelSpec, config: dict[str, Any], path: Path, facts: WeightFact
         others = other_parts(checkpoint.read_config(path))
         parts = [others] if others else []
         parts += ["the files' scales of keys and values"] if kv_note(config) else []
-        if config.get("index_topk") == spec.max_position_embeddings:
-            parts.append(f"contexts beyond the {spec.max_position_embeddings} tokens of its indexer")
         left_out = f"; left out: {', '.join(parts)}" if parts else ""
     return f"weights: {kept}, computed by {by} as {spec.architecture}{left_out}; {_loss(share)}"
 

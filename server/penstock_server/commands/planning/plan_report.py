@@ -80,7 +80,7 @@ def run_plan(
     check_context(config, size)
     check_pair(folder, shape, config, settings.offline)
     hardware, assumptions = profile_or_assume(settings, folder or Path.cwd())
-    assumptions += [*notes, *([size.context_note] if size.context_note else [])]
+    assumptions += notes
     if folder and size.experts.count:
         size, notes = with_kept_uses(size, settings.cache_dir, folder)
         assumptions += notes

@@ -45,6 +45,7 @@ class Ling3(MixtureFamily):
             )
         require(config, "no_kda_lora", True, None)
         require(config, "hidden_act", "silu")
+        require(config, "gated_attention_proj_granularity_type", "head_wise", None)
         for name in ("use_bias", "use_qkv_bias"):
             require(config, name, False, None)
         config, num_layers = _SILENT | config, num_layers_of(config, "num_hidden_layers")

@@ -99,4 +99,4 @@ BLOCK_TYPES = {
 }
 BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values()}
 #: Types that are not in files of models, or not of weights.
-OTHER_TYPES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
+OTHER_TYPES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 27: "I64", 28: "F64"}

@@ -9,11 +9,11 @@ from penstock.errors import CorruptFile, UnsupportedModel
 from penstock.gguf_file import Metadata, Part, read_parts
 from penstock.weights.checkpoints.gguf_files.block_types import BLOCK_TYPES, OTHER_TYPES
 from penstock.weights.checkpoints.safetensors_header import check_apart
-from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
+from penstock.weights.checkpoints.tensor_entry import ARRAY_DTYPES, TensorEntry
 
 DEFAULT_ALIGNMENT = 32
 #: Types of plain elements, under the names that safetensors uses.
-PLAIN_TYPES = {0: "F32", 1: "F16", 30: "BF16"}
+PLAIN_TYPES = {0: "F32", 1: "F16", 26: "I32", 30: "BF16"}
 
 
 def read_header(path: Path) -> tuple[Metadata, dict[str, TensorEntry]]:
@@ -51,7 +51,7 @@ def _entries(part: Part) -> list[TensorEntry]:
 
 def _entry(path: Path, start: int, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorEntry:
     if dtype := PLAIN_TYPES.get(kind):
-        num_bytes = math.prod(shape) * DTYPES[dtype].itemsize
+        num_bytes = math.prod(shape) * ARRAY_DTYPES[dtype].itemsize
         return TensorEntry(name, path, start + offset, dtype, shape, num_bytes)
     if kind not in BLOCK_TYPES:
         known = (*(block.name for block in BLOCK_TYPES.values()), *PLAIN_TYPES.values())

@@ -15,6 +15,7 @@ from penstock.weights.checkpoints.gguf_files.gguf_mixture_file import (
     SIGMOID,
     SOFTMAX_OF_CHOSEN,
     MixtureFile,
+    shared_width,
     sigmoid_config,
 )
 from penstock.weights.checkpoints.gguf_files.gguf_numbers import Numbers, window_layers
@@ -79,6 +80,18 @@ def _glm4moe_config(numbers: Numbers) -> dict[str, Any]:
 def _dots1_config(numbers: Numbers) -> dict[str, Any]:
     own = {"sliding_window": None, "attention_bias": "blk.0.attn_q.bias" in numbers.tensors}
     return sigmoid_config(numbers) | _dense_width(numbers) | own
+
+
+def _hy_v3_config(numbers: Numbers) -> dict[str, Any]:
+    for name in ("leading_dense_block_count", "expert_shared_count"):
+        numbers.get(name)
+    check_same(numbers, "expert_weights_norm", True, "the weights of a token's experts add up to one here")
+    return _dense_width(numbers) | {
+        "mlp_layer_types": numbers.layer_kinds({"ffn_gate_inp": "sparse", "ffn_up": "dense"}),
+        "num_shared_experts": shared_width(numbers) // numbers.integer("expert_feed_forward_length"),
+        "router_scaling_factor": numbers.real("expert_weights_scale", 1.0),
+        "num_nextn_predict_layers": int(numbers.get("nextn_predict_layers", 0)),
+    }
 
 
 def _minimax_config(numbers: Numbers) -> dict[str, Any]:
@@ -183,8 +196,8 @@ _MIXTRAL_EXPERTS = ("w1", "w3", "w2")
 _BLOCK_SPARSE = "block_sparse_moe.experts."
 _QWEN3 = MixtureFile(_qwen3_config, names=QWEN_NAMES)
 _CORRECTED = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
-#: Heads of GLM-4.5 that guess further tokens: after the layers, under names of their own.
-_NEXTN: dict[str, str | Rule] = {
+#: Heads as GLM-4.5 has them, that guess further tokens: after the layers, under names of their own.
+NEXTN: dict[str, str | Rule] = {
     "nextn.eh_proj": "eh_proj", "nextn.enorm": "enorm", "nextn.hnorm": "hnorm",
     "nextn.embed_tokens": "embed_tokens", "nextn.shared_head_norm": "shared_head.norm",
     "nextn.shared_head_head": "shared_head.head",
@@ -228,7 +241,7 @@ MIXTURES = {
     ),
     "glm4moe": Architecture(
         "Glm4Moe",
-        names=_AFTER | _NEXTN,
+        names=_AFTER | NEXTN,
         rotates_part=True,
         mixture=MixtureFile(_glm4moe_config, names=DEEPSEEK_NAMES, whole_names=_CORRECTED, scores=None),
     ),
@@ -245,6 +258,19 @@ MIXTURES = {
             _MIXTRAL_EXPERTS,
             {"ffn_gate_inp": "block_sparse_moe.gate"},
             {"exp_probs_b": "block_sparse_moe.e_score_correction_bias"},
+            scores=SIGMOID,
+        ),
+    ),
+    "hy_v3": Architecture(
+        "HYV3",
+        names=NEXTN | {"nextn.shared_head_norm": "final_layernorm"},
+        mixture=MixtureFile(
+            _hy_v3_config,
+            names={
+                "ffn_gate_inp": "mlp.router.gate", "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
+                "ffn_up_shexp": "mlp.shared_mlp.up_proj", "ffn_down_shexp": "mlp.shared_mlp.down_proj",
+            },
+            whole_names={"exp_probs_b": "mlp.expert_bias"},
             scores=SIGMOID,
         ),
     ),

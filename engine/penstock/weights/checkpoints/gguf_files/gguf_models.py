@@ -22,6 +22,7 @@ from penstock.weights.checkpoints.gguf_files.gguf_gemmas import GEMMA4_EXPERTS, 
 from penstock.weights.checkpoints.gguf_files.gguf_gpts import GPTS
 from penstock.weights.checkpoints.gguf_files.gguf_header import read_header
 from penstock.weights.checkpoints.gguf_files.gguf_hybrids import HYBRID_MIXTURES, HYBRIDS
+from penstock.weights.checkpoints.gguf_files.gguf_kda import KDA_MIXTURES
 from penstock.weights.checkpoints.gguf_files.gguf_keys import check_keys
 from penstock.weights.checkpoints.gguf_files.gguf_latents import DENSE_LATENTS, LATENTS
 from penstock.weights.checkpoints.gguf_files.gguf_mixtures import MIXTURES
@@ -41,7 +42,7 @@ NAMES = {
 }  # fmt: skip
 #: By llama.cpp's names: models whose mlps are dense, and mixtures of experts. Files of some names are either.
 ARCHITECTURES = DENSE | GEMMAS | GPTS | HYBRIDS | DENSE_LATENTS | ENCODERS
-OF_EXPERTS = MIXTURES | LATENTS | HYBRID_MIXTURES | {"gemma4": GEMMA4_EXPERTS}
+OF_EXPERTS = MIXTURES | LATENTS | HYBRID_MIXTURES | KDA_MIXTURES | {"gemma4": GEMMA4_EXPERTS}
 #: How a model makes a vector of a text, by llama.cpp's number (`pooling_type`).
 POOLING = {1: "mean", 2: "cls", 3: "last"}
 #: config.json's key for it, which no folder has.

@@ -14,7 +14,7 @@ from penstock.weights.checkpoints.checkpoint import Checkpoint
 from penstock.weights.checkpoints.gguf_files.block_types import BY_NAME, GROUP, BlockType
 from penstock.weights.checkpoints.int4_form import Int4Form
 from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry
-from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
+from penstock.weights.checkpoints.tensor_entry import ARRAY_DTYPES, DTYPES, TensorEntry
 
 #: Arrays of a matrix, each [num_rows, elements of a row].
 Arrays = dict[str, Tensor]
@@ -114,7 +114,7 @@ class GgufRows:
             return kind.decode(_blocks(checkpoint, part, kind, start, stop)).view(shape)
         row_bytes = part.num_bytes // part.shape[0]
         stored = checkpoint.read_stored(part, start * row_bytes, stop * row_bytes)
-        rows = stored.view(DTYPES[part.dtype]).view(shape)
+        rows = stored.view(ARRAY_DTYPES[part.dtype]).view(shape)
         return rows if part.dtype == self.dtype else rows.float()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +15,9 @@ from torch import Tensor
 from penstock.config import GROUP_SIZES
 from penstock.errors import WrongTensor
 from penstock.weights.checkpoints.checkpoint import Checkpoint
+from penstock.weights.checkpoints.quantized.mxfp4 import GROUP, Mxfp4
 from penstock.weights.checkpoints.quantized.nibbles import SCALE_DTYPES
+from penstock.weights.checkpoints.quantized.packed_int4 import int4_entry
 from penstock.weights.checkpoints.quantized.quantization_config import fp8_block, is_fp8
 from penstock.weights.checkpoints.tensor_entry import DTYPES, TensorEntry
 
@@ -35,11 +37,32 @@ def fp8_entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
     block = fp8_block(checkpoint.config)
     matrices = {entry.name for entry in checkpoint.entries.values() if is_fp8(entry)}
     belongings = {each for name in matrices for each in (*scale_names(name), f"{name}_zero_point")}
+    codes = {
+        entry.name: scale for entry in checkpoint.entries.values() if (scale := _fp4_scale(checkpoint, entry))
+    }
+    belongings |= {scale.name for scale in codes.values()}
     for entry in checkpoint.entries.values():
         if entry.name in matrices:
             yield fp8_entry(checkpoint, entry, block)
+        elif entry.name in codes:
+            mxfp4 = Mxfp4.of(replace(entry, dtype="U8"), replace(codes[entry.name], dtype="U8"))
+            yield int4_entry(entry.name, entry, mxfp4.shape, mxfp4)
         elif entry.name not in belongings and not entry.name.endswith(".input_scale_ub"):
             yield entry
+
+
+def _fp4_scale(checkpoint: Checkpoint, stored: TensorEntry) -> TensorEntry | None:
+    """The scales of a matrix in FP4 among others in FP8, as DeepSeek V4 has its experts: those of MXFP4."""
+    found = checkpoint.entries.get(f"{stored.name.removesuffix('weight')}scale")
+    if (
+        found is None
+        or stored.dtype not in ("I8", "U8")
+        or len(stored.shape) != 2
+        or found.dtype not in EXPONENTS
+    ):
+        return None
+    rows, width = stored.shape
+    return found if found.shape == (rows, 2 * width // GROUP) and 2 * width % GROUP == 0 else None
 
 
 def scale_names(name: str) -> list[str]:

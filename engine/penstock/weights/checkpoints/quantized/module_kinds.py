@@ -49,6 +49,8 @@ def module_kinds(config: dict[str, Any]) -> KindOf:
 
     quantization = config.get("quantization_config") or {}
     method = configs.method(quantization)
+    if quantization and "expert_dtype" in config:
+        quantization = {"expert_dtype": config["expert_dtype"]} | quantization
     left_out = [str(each) for name in _LISTS for each in quantization.get(name) or ()]
     choose = _CHOOSERS.get(method, _uniform)(quantization, method)
 
@@ -74,7 +76,15 @@ def _uniform(quantization: dict[str, Any], method: str) -> Callable[[list[str]],
     """GPTQ, AWQ, MXFP4 and our own: all matrices of layers."""
     kind = Kind("fp8") if method in configs.FP8 else Kind("int4") if quantization else None
     has_head = bool(quantization.get("lm_head"))
-    return lambda names: None if "lm_head" in names and not has_head else kind
+    # DeepSeek V4 has its experts in FP4.
+    of_experts = Kind("mxfp4", 32) if quantization.get("expert_dtype") == "fp4" else kind
+
+    def choose(names: list[str]) -> Kind | None:
+        if "lm_head" in names and not has_head:
+            return None
+        return of_experts if any(".experts." in name for name in names) else kind
+
+    return choose
 
 
 def _compressed(quantization: dict[str, Any], method: str) -> Callable[[list[str]], Kind | None]:
