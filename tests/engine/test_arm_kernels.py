@@ -6,6 +6,7 @@ import pytest
 import test_int4_kernels
 import test_int8_kv
 import test_kernels
+import test_low_bits
 import test_planes_kernels
 import torch
 from arm_kernels import BUILDS, arm_kernels
@@ -63,6 +64,16 @@ def test_4_bit_products_equal_the_reference_bit_for_bit(build: str, activations:
     mine = arm_kernels(build, activations)
     for x, weight, bias, expected in test_int4_kernels.cases(form, activations):
         assert torch.equal(mine.linear(x, weight, bias), expected), weight.shape
+
+
+@pytest.mark.parametrize(("build", "activations"), TRIED)
+def test_3_and_2_bit_products_equal_the_reference_bit_for_bit(build: str, activations: str) -> None:
+    mine = arm_kernels(build, activations)
+    for bits, (rows, columns, size) in ((3, (9, 576, 64)), (2, (7, 352, 32)), (3, (70, 96, 32))):
+        weight, x = test_low_bits.matrix(bits, rows, columns, size), torch.randn(9, columns)
+        expected = ReferenceKernels(activations).linear(x, weight, None)
+        for tokens in (1, 9):
+            assert torch.equal(mine.linear(x[:tokens], weight, None), expected[:tokens])
 
 
 @pytest.mark.parametrize(("build", "activations"), TRIED)
