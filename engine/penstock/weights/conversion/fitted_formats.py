@@ -86,7 +86,11 @@ def fit(tensors: ModelTensors, budget: BitBudget, source: TensorSource | None = 
     room = int(elements * (budget.bits or 0) / 8)
     if budget.num_bytes is not None:
         room = budget.num_bytes - others
-    chosen = least_loss([list(own.values()) for own in choices], room)
+    # A few matrices in 2 bits cost more than their squares say: a model all in 3 bits is nearer to itself.
+    coarse = next(iter(FORMATS))
+    finer = [{kind: each for kind, each in own.items() if kind != coarse} for own in choices]
+    found_in = finer if sum(min(each.num_bytes for each in own.values()) for own in finer) <= room else choices
+    chosen = least_loss([list(own.values()) for own in found_in], room)
     if chosen is None:
         raise ConfigError(
             f"the model needs at least {(least + others) / 2**30:.2f} GiB, {8 * least / elements:.2f} bits "
@@ -94,7 +98,7 @@ def fit(tensors: ModelTensors, budget: BitBudget, source: TensorSource | None = 
         )
     found = {
         matrix: list(own)[number]
-        for part, own, number in zip(parts, choices, chosen, strict=True)
+        for part, own, number in zip(parts, found_in, chosen, strict=True)
         for matrix in part.matrices
     }
     return with_matrices_in(tensors, found)
