@@ -96,8 +96,8 @@ def _check_contradictions(options: argparse.Namespace) -> None:
         raise ConfigError(
             f"--shape is a model by itself: leave out {' and '.join(sorted(idle)).replace('model', 'MODEL')}"
         )
-    has_more = given.keys() - {"command", "model", "verify", "target"} or getattr(options, "target", None)
-    if getattr(options, "verify", False) and has_more:
+    asked = {name for name, value in given.items() if value is not None}
+    if getattr(options, "verify", False) and asked - {"command", "model", "verify"}:
         raise ConfigError("--verify takes the folder that was converted, and nothing else")
 
 

@@ -104,3 +104,11 @@ def test_a_mixed_folder_answers_as_its_plan_says(source: Path, tmp_path: Path) -
     assert answers[0] == answers[1]
     with pytest.raises(ConfigError, match="quantized already"):
         fit_store(kept.store, BitBudget(bits=4.0))
+
+
+@pytest.mark.parametrize(("bits", "is_coarse"), [(3.3, False), (2.6, True)])
+def test_two_bits_are_taken_only_where_three_do_not_fit(bits: float, is_coarse: bool) -> None:
+    config = find_shape("qwen3-30b-a3b")
+    family, spec = read_spec(config)
+    found = fit(planned_tensors(family.model_tensors(spec), config, "int8", None), BitBudget(bits=bits))
+    assert any("int2" in line for line in described(found)) == is_coarse

@@ -263,7 +263,7 @@ def test_one_scale_for_a_channel_is_there_for_who_asks(
     make("Q4_0", tmp_path)
     with pytest.raises(ConfigError, match="which --group-size 0 can't change"):
         open_model(tmp_path / "model.gguf", group_size=0)
-    with pytest.raises(ConfigError, match="group_size is 0, and 4 bits need groups"):
+    with pytest.raises(ConfigError, match="group_size is 0, and weights of 4 bits need groups"):
         EngineConfig(weights="int4", group_size=0)
 
 

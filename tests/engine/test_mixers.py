@@ -153,7 +153,9 @@ def steps_of(folder: Path, kernels: Kernels) -> list[Tensor]:
 APART = ("Falcon-H1", "Nemotron-H", "OLMo Hybrid")
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize(
+    "name", [name for name in RECURRENT if name != "DeepSeek V4"]
+)  # a state, no recurrence
 @pytest.mark.parametrize("build_name", BUILDS)
 def test_families_in_few_calls_have_the_bits_of_layers_one_by_one(
     name: str, build_name: str, folder_of: Callable[[str], Path]

@@ -32,8 +32,9 @@ from penstock.errors import (
     StepFailed,
     UnsupportedModel,
 )
+from penstock.generation.beam_search import BeamParams
 from penstock.generation.model_inputs import ModelInputs
-from penstock.generation.requests.generation_request import BeamParams, GenerationRequest, SamplingParams
+from penstock.generation.requests.generation_request import GenerationRequest, SamplingParams
 from penstock.memory.hardware import capacities
 from penstock.nodes.leader import Leader
 from penstock.nodes.member import Member

@@ -113,7 +113,7 @@ def test_what_planes_are_not_for(tmp_path: Path) -> None:
         tmp_path / "source",
     )
     convert(store_of(tmp_path / "source", 32, "int4"), tmp_path / "int4")
-    with pytest.raises(ConfigError, match="in 4 bits already"):
+    with pytest.raises(ConfigError, match="in codes already"):
         store_of(tmp_path / "int4", weights="planes")
     convert(store_of(tmp_path / "source", weights="planes"), tmp_path / "planes")
     with pytest.raises(ConfigError, match="is INT8 already"):

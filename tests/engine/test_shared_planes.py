@@ -18,7 +18,6 @@ from test_two_lanes import GIB, MACHINE, planned, size_of
 from tiny_models import build
 from torch import Tensor
 
-import penstock.loader.reading
 from penstock.config import EngineConfig
 from penstock.engine import Completion, Engine
 from penstock.generation.drafting.speculation import Speculation
@@ -31,6 +30,7 @@ from penstock.memory.planning.step_work import StepLoad
 from penstock.model.footprint import footprint
 from penstock.model.registry import open_model
 from penstock.weights.conversion.convert import convert
+from penstock.weights.split import sharing
 from penstock.weights.split.row_split import split_rows
 
 needs_card = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -47,7 +47,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def force_shares(patch: pytest.MonkeyPatch, one: float, more: float) -> None:
     """Whatever rates make of it, a step of one token streams this share of the rest, and others that."""
-    patch.setattr(penstock.loader.reading, "streamed_share", lambda *_: lambda n: one if n == 1 else more)
+    patch.setattr(sharing, "streamed_share", lambda *_: lambda n: one if n == 1 else more)
 
 
 def guessing(engine: Engine) -> tuple[list[Completion], list[Tensor]]:

@@ -89,8 +89,9 @@ def fit(tensors: ModelTensors, budget: BitBudget, source: TensorSource | None = 
     # A few matrices in 2 bits cost more than their squares say: a model all in 3 bits is nearer to itself.
     coarse = next(iter(FORMATS))
     finer = [{kind: each for kind, each in own.items() if kind != coarse} for own in choices]
-    found_in = finer if sum(min(each.num_bytes for each in own.values()) for own in finer) <= room else choices
-    chosen = least_loss([list(own.values()) for own in found_in], room)
+    chosen = least_loss([list(own.values()) for own in finer], room)
+    if chosen is None:
+        finer, chosen = choices, least_loss([list(own.values()) for own in choices], room)
     if chosen is None:
         raise ConfigError(
             f"the model needs at least {(least + others) / 2**30:.2f} GiB, {8 * least / elements:.2f} bits "
@@ -98,7 +99,7 @@ def fit(tensors: ModelTensors, budget: BitBudget, source: TensorSource | None = 
         )
     found = {
         matrix: list(own)[number]
-        for part, own, number in zip(parts, found_in, chosen, strict=True)
+        for part, own, number in zip(parts, finer, chosen, strict=True)
         for matrix in part.matrices
     }
     return with_matrices_in(tensors, found)
