@@ -38,4 +38,4 @@ def find_head(
         return None
     from penstock.drafters.mtp_plan import PlannedMTP
 
-    return PlannedMTP.find(model, config, offline, revision, hardware)
+    return PlannedMTP.find(folder, config, offline, revision, hardware)
